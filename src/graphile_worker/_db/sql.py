@@ -1,0 +1,70 @@
+"""SQL text: read from the ``.sql`` files beside this module, rendered for one schema.
+
+A file of statements has a ``-- name: ...`` line before each. ``{schema}`` stands for the quoted name
+of the schema; ``$body$`` quotes function bodies.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+
+from graphile_worker.errors import ConfigurationError
+
+DEFAULT_SCHEMA = "graphile_worker"
+_NAMEDATALEN = 63
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+_HEADER = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_PLACEHOLDER = re.compile(r"\{schema\}|\$body\$")
+
+
+@cache
+def read_script(path: str) -> str:
+    """The text of one file, for example ``schema/tables.sql``."""
+    return files(__package__).joinpath("sql", *path.split("/")).read_text(encoding="utf-8")
+
+
+@cache
+def read_statements(path: str) -> dict[str, str]:
+    """The statements of one file by the names in their headers."""
+    _, *parts = _HEADER.split(read_script(path))
+    return dict(zip(parts[::2], (part.strip() for part in parts[1::2]), strict=True))
+
+
+def quote_identifier(name: str) -> str:
+    """The name as SQL takes it whatever it contains."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The schema that holds the queue: any name that PostgreSQL can store.
+
+    >>> Schema('a"; drop').quoted
+    '"a""; drop"'
+    """
+
+    name: str = DEFAULT_SCHEMA
+    quoted: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        size = len(self.name.encode(errors="surrogatepass"))
+        if not self.name or _UNSTORABLE.search(self.name):
+            raise ConfigurationError(f"{self.name!r} cannot be the name of a schema.")
+        if size > _NAMEDATALEN:
+            raise ConfigurationError(
+                f"The schema name {self.name!r} has {size} bytes; "
+                f"PostgreSQL keeps {_NAMEDATALEN}. Choose a shorter one."
+            )
+        object.__setattr__(self, "quoted", quote_identifier(self.name))
+
+    def render(self, template: str) -> str:
+        """The template as SQL for this schema."""
+        # A name may contain anything, the quote of a function body too.
+        tag = "$body$"
+        while tag in self.name:
+            tag = tag[:-1] + "_$"
+        replacements = {"{schema}": self.quoted, "$body$": tag}
+        return _PLACEHOLDER.sub(lambda match: replacements[match[0]], template)

@@ -1,0 +1,15 @@
+-- Whole databases, for tests.
+
+-- name: create_database
+create database {database} template {template};
+
+-- name: drop_database
+drop database {database};
+
+-- name: list_sessions
+select pid, application_name, state, left(query, 200) as query
+from pg_catalog.pg_stat_activity
+where datname = $1 and backend_type = 'client backend';
+
+-- name: end_sessions
+select pg_terminate_backend(pid) from pg_catalog.pg_stat_activity where datname = $1;

@@ -1,0 +1,77 @@
+-- Reading and changing the state of an installation. Looked up in the catalog first, so that a schema
+-- that is not there is an answer and not an error in the server's log.
+
+-- name: inspect_schema
+select
+  current_setting('server_version_num')::integer as server_version_num,
+  current_setting('server_version') as server_version,
+  namespace.oid is not null as schema_exists,
+  coalesce((
+    select array_agg(attribute.attname::text)
+    from pg_catalog.pg_attribute as attribute
+    where attribute.attrelid = ledger.oid and attribute.attnum > 0 and not attribute.attisdropped
+  ), '{}') as ledger_columns,
+  own_ledger.oid is not null as own_ledger_exists,
+  workers.oid is not null as workers_exist
+from (select $1::name as schema_name) as wanted
+left join pg_catalog.pg_namespace as namespace on namespace.nspname = wanted.schema_name
+left join pg_catalog.pg_class as ledger
+  on ledger.relnamespace = namespace.oid and ledger.relname = 'migrations'
+left join pg_catalog.pg_class as own_ledger
+  on own_ledger.relnamespace = namespace.oid and own_ledger.relname = '_private_python_migrations'
+left join pg_catalog.pg_class as workers
+  on workers.relnamespace = namespace.oid and workers.relname = '_private_workers';
+
+-- name: read_revisions
+select max(id) as revision, max(id) filter (where breaking) as breaking_revision,
+  coalesce(bool_or(breaking) filter (where id = 19), true) as marks_19_breaking
+from {schema}.migrations;
+
+-- name: read_revision_before_breaking_flags
+select max(id) as revision from {schema}.migrations;
+
+-- name: read_own_revision
+select coalesce(max(id), 0) as revision from {schema}._private_python_migrations;
+
+-- name: lock_installers
+-- Held to the end of the transaction: our installers of one schema take turns.
+select pg_advisory_xact_lock(hashtextextended('graphile_worker install ' || $1::text, 0));
+
+-- name: lock_ledger
+-- Conflicts with the insert that begins each of npm's migrations.
+lock table {schema}.migrations in share row exclusive mode;
+
+-- name: create_schema
+create schema {schema};
+
+-- name: create_ledger
+create table {schema}.migrations (
+  id integer constraint migrations_id_not_null not null
+    constraint migrations_pkey primary key,
+  ts timestamptz default now() constraint migrations_ts_not_null not null,
+  breaking boolean default false constraint migrations_breaking_not_null not null
+);
+
+-- name: add_breaking_flag
+alter table {schema}.migrations add column breaking boolean not null default false;
+
+-- name: record_all_revisions
+insert into {schema}.migrations (id, breaking)
+  select revision, revision in (1, 3, 11, 13, 14, 16, 19)
+  from generate_series(1, 20) as revision;
+
+-- name: record_revision_20
+insert into {schema}.migrations (id, breaking) values (20, false);
+
+-- name: announce_revision_20
+select pg_notify('worker:migrate', '{"migrationNumber":20,"breaking":false}');
+
+-- name: create_own_ledger
+create table {schema}._private_python_migrations (
+  id integer primary key,
+  name text not null,
+  applied_at timestamptz not null default now()
+);
+
+-- name: record_own_revision
+insert into {schema}._private_python_migrations (id, name) values ($1, $2);

@@ -1,0 +1,183 @@
+-- add_jobs and add_job: the two functions that revision 20 changed. They are created on a new schema
+-- and replaced on one that we bring from 19 to 20; a schema that arrived at 20 without us keeps its own.
+
+create or replace function {schema}.add_jobs(
+  specs {schema}.job_spec[],
+  job_key_preserve_run_at boolean default false
+) returns setof {schema}._private_jobs
+language plpgsql as $body$
+#variable_conflict use_column
+declare
+  total constant integer := coalesce(cardinality(specs), 0);
+  current_spec {schema}.job_spec;
+  position integer := 0;
+  added {schema}._private_jobs;
+begin
+  if total = 0 then
+    return;
+  end if;
+
+  -- A job that runs, or that failed for good, gives up its key: it will not run again, and the key is
+  -- free for the new job.
+  if exists (select from unnest(specs) as spec where spec.job_key is not null) then
+    update {schema}._private_jobs as job
+      set key = null, attempts = job.max_attempts, updated_at = now()
+      from unnest(specs) as spec
+      where job.key = spec.job_key and not job.is_available;
+  end if;
+
+  -- Only what is missing is inserted: an identity value spent on every call would run out.
+  insert into {schema}._private_tasks (identifier)
+    select distinct spec.identifier
+    from unnest(specs) as spec
+    where not exists (
+      select from {schema}._private_tasks as task where task.identifier = spec.identifier
+    )
+    on conflict (identifier) do nothing;
+  insert into {schema}._private_job_queues (queue_name)
+    select distinct spec.queue_name
+    from unnest(specs) as spec
+    where spec.queue_name is not null and not exists (
+      select from {schema}._private_job_queues as queue where queue.queue_name = spec.queue_name
+    )
+    on conflict (queue_name) do nothing;
+
+  -- The random number keeps PostgreSQL from folding equal notifications of one transaction into one.
+  perform pg_notify('jobs:insert', json_build_object('r', random(), 'count', total)::text);
+
+  -- No join and no sort: rows are inserted, numbered and returned in the order of the specs.
+  for added in
+    insert into {schema}._private_jobs as job
+      (job_queue_id, task_id, payload, run_at, max_attempts, key, priority, flags)
+    select
+      case when spec.queue_name is not null then (
+        select queue.id from {schema}._private_job_queues as queue
+        where queue.queue_name = spec.queue_name
+      ) end,
+      (select task.id from {schema}._private_tasks as task where task.identifier = spec.identifier),
+      coalesce(spec.payload, '{}'),
+      coalesce(spec.run_at, now()),
+      coalesce(spec.max_attempts, 25::smallint),
+      spec.job_key,
+      coalesce(spec.priority, 0::smallint),
+      case when spec.flags is not null then (
+        select jsonb_object_agg(flag, true) from unnest(spec.flags) as flag
+      ) end
+    from unnest(specs) as spec
+    on conflict (key) do update set
+      job_queue_id = excluded.job_queue_id,
+      task_id = excluded.task_id,
+      payload = case
+        when json_typeof(job.payload) = 'array' and json_typeof(excluded.payload) = 'array'
+          then (job.payload::jsonb || excluded.payload::jsonb)::json
+        else excluded.payload
+      end,
+      max_attempts = excluded.max_attempts,
+      priority = excluded.priority,
+      flags = excluded.flags,
+      run_at = case
+        when job_key_preserve_run_at and job.attempts = 0 then job.run_at
+        else excluded.run_at
+      end,
+      attempts = 0,
+      last_error = null,
+      revision = job.revision + 1,
+      updated_at = now()
+    where job.locked_at is null
+    returning *
+  loop
+    position := position + 1;
+    current_spec := specs[position];
+    -- A spec that gave no row met a job that a worker took after we looked for such jobs above. Seen
+    -- again with new eyes that job runs, and gives up its key.
+    while added.key is distinct from current_spec.job_key loop
+      return query select * from {schema}.add_jobs(array[current_spec], job_key_preserve_run_at);
+      position := position + 1;
+      current_spec := specs[position];
+    end loop;
+    if added.job_queue_id is null and current_spec.queue_name is not null then
+      raise exception 'The queue "%" was removed while a job was being added to it', current_spec.queue_name
+        using errcode = 'serialization_failure', hint = 'Add the job again.';
+    end if;
+    return next added;
+  end loop;
+  while position < total loop
+    position := position + 1;
+    return query select * from {schema}.add_jobs(array[specs[position]], job_key_preserve_run_at);
+  end loop;
+end
+$body$;
+
+create or replace function {schema}.add_job(
+  identifier text,
+  payload json default null,
+  queue_name text default null,
+  run_at timestamptz default null,
+  max_attempts integer default null,
+  job_key text default null,
+  priority integer default null,
+  flags text[] default null,
+  job_key_mode text default 'replace'
+) returns {schema}._private_jobs
+language plpgsql as $body$
+#variable_conflict use_variable
+declare
+  job {schema}._private_jobs;
+begin
+  if job_key is null or coalesce(job_key_mode, 'replace') in ('replace', 'preserve_run_at') then
+    select * into job from {schema}.add_jobs(
+      array[row(
+        identifier, payload, queue_name, run_at, max_attempts::smallint, job_key,
+        priority::smallint, flags
+      )::{schema}.job_spec],
+      coalesce(job_key_mode = 'preserve_run_at', false)
+    );
+    return job;
+  elsif job_key_mode <> 'unsafe_dedupe' then
+    raise exception 'The job_key_mode "%" does not exist', job_key_mode
+      using errcode = 'GWBKM', hint = 'Use replace, preserve_run_at or unsafe_dedupe.';
+  end if;
+
+  insert into {schema}._private_tasks as task (identifier)
+    select add_job.identifier
+    where not exists (
+      select from {schema}._private_tasks as task where task.identifier = add_job.identifier
+    )
+    on conflict do nothing;
+  if queue_name is not null then
+    insert into {schema}._private_job_queues as queue (queue_name)
+      select add_job.queue_name
+      where not exists (
+        select from {schema}._private_job_queues as queue where queue.queue_name = add_job.queue_name
+      )
+      on conflict do nothing;
+  end if;
+
+  insert into {schema}._private_jobs as existing
+    (job_queue_id, task_id, payload, run_at, max_attempts, key, priority, flags)
+  values (
+    (select queue.id from {schema}._private_job_queues as queue
+      where queue.queue_name = add_job.queue_name),
+    (select task.id from {schema}._private_tasks as task
+      where task.identifier = add_job.identifier),
+    coalesce(payload, '{}'),
+    coalesce(run_at, now()),
+    coalesce(max_attempts, 25)::smallint,
+    job_key,
+    coalesce(priority, 0)::smallint,
+    (select jsonb_object_agg(flag, true) from unnest(flags) as flag)
+  )
+  on conflict (key)
+    -- Whatever the job's state: "unsafe" is the caller's choice.
+    do update set revision = existing.revision + 1, updated_at = now()
+  returning * into job;
+  if job.revision = 0 then
+    if job.job_queue_id is null and queue_name is not null then
+      raise exception 'The queue "%" was removed while a job was being added to it', queue_name
+        using errcode = 'serialization_failure', hint = 'Add the job again.';
+    end if;
+    perform pg_notify('jobs:insert', json_build_object('r', random(), 'count', 1)::text);
+  end if;
+  return job;
+end
+$body$;

@@ -1,0 +1,205 @@
+"""`EmbeddedPostgres`: a server in a folder, and how processes share it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+from urllib.parse import quote
+
+from graphile_worker.embedded import watcher
+from graphile_worker.embedded.binaries import SYSTEM_FOLDER, Binaries, ServerUser
+from graphile_worker.embedded.cluster import SUPERUSER, Cluster, Running
+from graphile_worker.errors import ConfigurationError, EmbeddedServerError, MissingExtraError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_START_LOCK, _USERS_LOCK, _WATCHER_LOCK = "start.lock", "users.lock", "watcher.lock"
+
+
+class EmbeddedPostgres:
+    """A PostgreSQL server in a folder, shared by all processes that name the folder.
+
+    The first to come starts it, the last to leave stops it; a process that crashes has left.
+
+    Args:
+        path: The folder, made if missing. By default one in the user's data folder.
+        port: For TCP on 127.0.0.1 beside the socket: a port, or 0 for a free one.
+        parameters: Server settings as in ``postgresql.conf``.
+        binaries: A PostgreSQL installation (the folder above its ``bin``), in place of the one that
+            the ``embedded`` extra brings.
+
+    Example:
+        >>> from graphile_worker.embedded import EmbeddedPostgres
+        >>> with EmbeddedPostgres(folder) as server:
+        ...     dsn = server.dsn()
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        port: int | None = None,
+        parameters: Mapping[str, str] | None = None,
+        binaries: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._user = ServerUser.find()
+        self._binaries = Binaries(Path(binaries)) if binaries else Binaries.of_extra()
+        self.path = Path(path).expanduser().resolve() if path else _default_path(self._user)
+        self._port = port
+        self._parameters = dict(parameters or {})
+        self._cluster: Cluster | None = None
+        self._running: Running | None = None
+        self._share: int | None = None
+
+    def __repr__(self) -> str:
+        return f"EmbeddedPostgres({str(self.path)!r})"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Join the server in the folder; make it and start it if it is not there."""
+        if self._share is not None:
+            return
+        self._check_folder()
+        with ExitStack() as locks:
+            locks.enter_context(self._lock(_START_LOCK, fcntl.LOCK_EX))
+            # Waits here for a watcher that is just stopping the server.
+            users = locks.enter_context(self._lock(_USERS_LOCK, fcntl.LOCK_SH))
+            cluster = Cluster(self.path, self._binaries.reachable_by(self._user), self._user)
+            cluster.make()
+            # The watcher first: should we die while the server starts, somebody stops it.
+            self._ensure_watcher(cluster)
+            running = cluster.find_running()
+            if running is None:
+                running = cluster.start(self._parameters, self._free_port())
+            else:
+                self._check_wishes(cluster, running)
+            # A duplicate shares the lock, and outlives the one that is closed here.
+            self._cluster, self._running, self._share = cluster, running, os.dup(users)
+
+    def close(self) -> None:
+        """Leave. If nobody else uses the server it stops soon after."""
+        if self._share is not None:
+            os.close(self._share)
+            self._share = self._running = None
+
+    def dsn(self, database: str = SUPERUSER, *, tcp: bool = False) -> str:
+        """A connection string for the superuser: by the socket, or by TCP if a port was asked for."""
+        if self._running is None or self._cluster is None:
+            raise EmbeddedServerError(f"The server in {self.path} was not started.")
+        name = quote(database, safe="")
+        if tcp:
+            if not self._running.listens:
+                raise ConfigurationError("TCP is off: pass port=0, or a port, to EmbeddedPostgres.")
+            password = self._cluster.password_file.read_text()
+            return f"postgresql://{SUPERUSER}:{password}@127.0.0.1:{self._running.port}/{name}"
+        host = quote(self._running.socket_folder, safe="/")
+        return f"postgresql://{SUPERUSER}@/{name}?host={host}&port={self._running.port}"
+
+    @property
+    def log(self) -> Path:
+        """The server's log file."""
+        return Cluster(self.path, self._binaries, self._user).log
+
+    def _check_folder(self) -> None:
+        closed = self._user.closed_folder_above(self.path / "data")
+        if closed is not None:
+            raise EmbeddedServerError(
+                f"The server runs as {self._user.name}, because PostgreSQL does not run as root, and "
+                f"{closed} is closed to that user. Name a folder elsewhere, for example "
+                f"{SYSTEM_FOLDER / self.path.name}."
+            )
+        try:
+            self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
+            entries = {entry.name for entry in self.path.iterdir()}
+        except OSError as error:
+            raise EmbeddedServerError(f"The folder {self.path} cannot be used: {error}.") from error
+        if entries and _START_LOCK not in entries:
+            raise EmbeddedServerError(
+                f"The folder {self.path} holds other files. Name a new or an empty one."
+            )
+
+    @contextmanager
+    def _lock(self, name: str, kind: int) -> Iterator[int]:
+        try:
+            descriptor = os.open(self.path / name, os.O_RDWR | os.O_CREAT, 0o600)
+        except PermissionError as error:
+            raise EmbeddedServerError(
+                f"The server in {self.path} is another user's. Name another folder."
+            ) from error
+        try:
+            fcntl.flock(descriptor, kind)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _ensure_watcher(self, cluster: Cluster) -> None:
+        with suppress(BlockingIOError), self._lock(_WATCHER_LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB) as lock:
+            # The lock is ours, so there is no watcher. The new one inherits the lock with the
+            # descriptor; there is no moment in which two could be started.
+            as_whom = self._user.run_as
+            subprocess.run(
+                [
+                    sys.executable,
+                    *("-I", "-S", watcher.__file__),
+                    *(str(self.path / _USERS_LOCK), str(lock)),
+                    *(str(as_whom.get("user", "")), str(as_whom.get("group", ""))),
+                    *cluster.stop_command(),
+                ],
+                check=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=[lock],
+            )
+
+    def _free_port(self) -> int | None:
+        if self._port != 0:
+            return self._port
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+            return port
+
+    def _check_wishes(self, cluster: Cluster, running: Running) -> None:
+        """A server that runs keeps its settings: say so where they are not what was asked for."""
+        command_line = cluster.options_of_running()
+        missing = [
+            f"{name}={value}"
+            for name, value in self._parameters.items()
+            if f'"{name}={value}"' not in command_line
+        ]
+        if self._port is not None and (
+            not running.listens or self._port not in {0, running.port}
+        ):
+            missing.append(f"port={self._port}")
+        if missing:
+            raise ConfigurationError(
+                f"The server in {self.path} is in use already, without {', '.join(missing)}. "
+                "Close its users first, or name another folder."
+            )
+
+
+def _default_path(user: ServerUser) -> Path:
+    if user.drops_root:
+        return SYSTEM_FOLDER / "embedded"
+    try:
+        import platformdirs  # noqa: PLC0415 - part of the extra
+    except ImportError as error:
+        raise MissingExtraError(
+            "An embedded PostgreSQL needs platformdirs: pip install 'graphile-worker[embedded]'"
+        ) from error
+    return platformdirs.user_data_path("graphile-worker") / "embedded"

@@ -1,0 +1,58 @@
+"""A PostgreSQL server for the length of a test run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from graphile_worker.embedded import EmbeddedPostgres
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+# Nothing in a test server needs to survive a power cut.
+_FAST = {
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "autovacuum": "off",
+}
+
+
+@contextmanager
+def running_server(
+    *, parameters: Mapping[str, str] | None = None, binaries: str | os.PathLike[str] | None = None
+) -> Iterator[str]:
+    """The connection string of a server for tests.
+
+    It is the one that ``TEST_DATABASE_URL`` names, for a role that may create databases; or else an
+    embedded one in a folder of its own, which is removed at the end.
+
+    Args:
+        parameters: More settings for the embedded server.
+        binaries: A PostgreSQL installation in place of the one that the ``embedded`` extra brings.
+
+    Example:
+        >>> from graphile_worker.testing import running_server
+        >>> with running_server() as dsn:
+        ...     print(dsn.partition(":")[0])
+        postgresql
+    """
+    given = os.environ.get("TEST_DATABASE_URL")
+    if given and binaries is None:
+        yield given
+        return
+    folder = Path(tempfile.mkdtemp(prefix="graphile-worker-test-"))
+    folder.chmod(0o755)  # for the server's user, if we are root
+    try:
+        with EmbeddedPostgres(
+            folder, port=0, parameters={**_FAST, **(parameters or {})}, binaries=binaries
+        ) as server:
+            yield server.dsn()
+            server.close(wait=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
