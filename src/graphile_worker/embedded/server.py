@@ -89,11 +89,19 @@ class EmbeddedPostgres:
             # A duplicate shares the lock, and outlives the one that is closed here.
             self._cluster, self._running, self._share = cluster, running, os.dup(users)
 
-    def close(self) -> None:
-        """Leave. If nobody else uses the server it stops soon after."""
-        if self._share is not None:
-            os.close(self._share)
-            self._share = self._running = None
+    def close(self, *, wait: bool = False) -> None:
+        """Leave. If nobody else uses the server it stops soon after.
+
+        Args:
+            wait: Return when the server has stopped, which it does when all others have left too.
+        """
+        if self._share is None:
+            return
+        os.close(self._share)
+        self._share = self._running = None
+        if wait:
+            with self._lock(_WATCHER_LOCK, fcntl.LOCK_SH):
+                pass
 
     def dsn(self, database: str = SUPERUSER, *, tcp: bool = False) -> str:
         """A connection string for the superuser: by the socket, or by TCP if a port was asked for."""

@@ -15,12 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 # Nothing in a test server needs to survive a power cut.
-_FAST = {
-    "fsync": "off",
-    "synchronous_commit": "off",
-    "full_page_writes": "off",
-    "autovacuum": "off",
-}
+_FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
 @contextmanager
@@ -48,11 +43,12 @@ def running_server(
         return
     folder = Path(tempfile.mkdtemp(prefix="graphile-worker-test-"))
     folder.chmod(0o755)  # for the server's user, if we are root
+    server = EmbeddedPostgres(
+        folder, parameters={**_FAST, **(parameters or {})}, binaries=binaries
+    )
     try:
-        with EmbeddedPostgres(
-            folder, port=0, parameters={**_FAST, **(parameters or {})}, binaries=binaries
-        ) as server:
-            yield server.dsn()
-            server.close(wait=True)
+        server.start()
+        yield server.dsn()
     finally:
+        server.close(wait=True)
         shutil.rmtree(folder, ignore_errors=True)

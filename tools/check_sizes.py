@@ -1,0 +1,41 @@
+"""Bound the tail: no module over 400 lines, no function over 50, outside the tests."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+MOST_MODULE_LINES = 400
+MOST_FUNCTION_LINES = 50
+
+
+def too_long(path: Path) -> list[str]:
+    """What is too long in one module, docstrings of functions not counted."""
+    text = path.read_text()
+    name = path.relative_to(ROOT)
+    lines = text.count("\n")
+    found = [f"{name}: {lines} lines"] if lines > MOST_MODULE_LINES else []
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        size = (node.end_lineno or node.lineno) - node.lineno + 1
+        size -= (ast.get_docstring(node, clean=False) or "").count("\n")
+        if size > MOST_FUNCTION_LINES:
+            found.append(f"{name}:{node.lineno}: {node.name} has {size} lines")
+    return found
+
+
+def main() -> None:
+    """Exit 1 with a line for each offender."""
+    modules = [
+        path for folder in ("src", "tools", "examples") for path in (ROOT / folder).rglob("*.py")
+    ]
+    found = [line for path in sorted(modules) for line in too_long(path)]
+    print("\n".join(found) or f"{len(modules)} modules: no module and no function is too long")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()
