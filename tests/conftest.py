@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -10,6 +13,7 @@ import pytest
 
 from graphile_worker.testing import Databases, running_server
 from graphile_worker.testing.databases import leaked_tasks
+from graphile_worker.testing.servers import fastest_folder
 from support.postgres import Installation, installations
 
 if TYPE_CHECKING:
@@ -63,6 +67,15 @@ async def db(database: str) -> AsyncIterator[asyncpg.Connection]:
     connection = await asyncpg.connect(database)
     yield connection
     await connection.close()
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder for an embedded server: short enough for a socket, open to the server's user."""
+    folder = Path(tempfile.mkdtemp(prefix="gw-", dir=fastest_folder()))
+    folder.chmod(0o755)
+    yield folder / "pg"
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

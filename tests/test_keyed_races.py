@@ -1,0 +1,176 @@
+"""A keyed add that meets a worker at the same moment neither returns nothing nor loses the request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from support.jobs import add, count, get, lock
+from support.waiting import until_blocked
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+@pytest.fixture
+async def worker(database: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(database)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def adder(database: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(database)
+    yield connection
+    await connection.close()
+
+
+@pytest.mark.parametrize("mode", ["replace", "preserve_run_at"])
+async def test_an_add_that_meets_an_uncommitted_claim_waits_and_adds_a_second_job(
+    db: asyncpg.Connection, worker: asyncpg.Connection, adder: asyncpg.Connection, mode: str
+) -> None:
+    old = await add(db, job_key="k", payload="old")
+    claim = worker.transaction()
+    await claim.start()
+    await lock(worker, old["id"])
+    adding = asyncio.create_task(add(adder, job_key="k", payload="new", job_key_mode=mode))
+    await until_blocked(db, adder.get_server_pid())
+
+    await claim.commit()
+    new = await adding
+
+    superseded = await get(db, old["id"])
+    assert superseded is not None
+    assert (new["key"], json.loads(new["payload"]), new["is_available"]) == ("k", "new", True)
+    assert new["id"] != old["id"]
+    assert (superseded["key"], superseded["attempts"]) == (None, 25)
+    assert superseded["locked_by"] == "w"
+
+
+async def test_an_add_that_meets_a_claim_which_is_rolled_back_replaces_the_job(
+    db: asyncpg.Connection, worker: asyncpg.Connection, adder: asyncpg.Connection
+) -> None:
+    old = await add(db, job_key="k", payload="old")
+    claim = worker.transaction()
+    await claim.start()
+    await lock(worker, old["id"])
+    adding = asyncio.create_task(add(adder, job_key="k", payload="new"))
+    await until_blocked(db, adder.get_server_pid())
+
+    await claim.rollback()
+    new = await adding
+
+    assert (new["id"], json.loads(new["payload"]), new["revision"]) == (old["id"], "new", 1)
+
+
+async def test_a_bulk_add_that_meets_claims_keeps_the_order_of_its_specs(
+    db: asyncpg.Connection, worker: asyncpg.Connection, adder: asyncpg.Connection
+) -> None:
+    keys = ["a", "b", "c", "d"]
+    claim = worker.transaction()
+    old = {key: (await add(db, job_key=key))["id"] for key in keys}
+    await claim.start()
+    for key in ("b", "d"):
+        await lock(worker, old[key])
+    specs = [
+        *({"identifier": "t", "job_key": key, "payload": key} for key in keys[:2]),
+        {"identifier": "t", "payload": "no key"},
+        *({"identifier": "t", "job_key": key, "payload": key} for key in keys[2:]),
+    ]
+    adding = asyncio.create_task(
+        adder.fetch(
+            """select * from graphile_worker.add_jobs(array(
+            select row(s.*)::graphile_worker.job_spec
+            from json_populate_recordset(null::graphile_worker.job_spec, $1) as s))""",
+            json.dumps(specs),
+        )
+    )
+    await until_blocked(db, adder.get_server_pid())
+
+    await claim.commit()
+    jobs = await adding
+
+    assert [json.loads(job["payload"]) for job in jobs] == ["a", "b", "no key", "c", "d"]
+    assert [job["id"] == old.get(job["key"]) for job in jobs] == [True, False, False, True, False]
+    assert all(job["is_available"] for job in jobs)
+    assert await count(db) == 7
+
+
+async def test_a_removal_that_meets_an_uncommitted_claim_lets_the_job_run_once(
+    db: asyncpg.Connection, worker: asyncpg.Connection, adder: asyncpg.Connection
+) -> None:
+    job = await add(db, job_key="k")
+    claim = worker.transaction()
+    await claim.start()
+    await lock(worker, job["id"])
+    removing = asyncio.create_task(adder.fetchrow("select * from graphile_worker.remove_job('k')"))
+    await until_blocked(db, adder.get_server_pid())
+
+    await claim.commit()
+    removed = await removing
+
+    assert (removed["id"], removed["key"], removed["attempts"]) == (job["id"], None, 25)
+    assert removed["locked_by"] == "w"
+
+
+async def test_under_repeatable_read_a_lost_race_is_an_error_not_a_lost_job(
+    db: asyncpg.Connection, worker: asyncpg.Connection, adder: asyncpg.Connection
+) -> None:
+    old = await add(db, job_key="k")
+    async with adder.transaction(isolation="repeatable_read"):
+        await adder.fetchval("select 1")  # takes the snapshot
+        await lock(worker, old["id"])
+        with pytest.raises(asyncpg.SerializationError):
+            async with adder.transaction():
+                await add(adder, job_key="k")
+
+
+async def run_jobs(worker: asyncpg.Connection, ran: dict[str, int], done: asyncio.Event) -> None:
+    """Take, 'run' and complete jobs, each step a transaction of its own, until there are none."""
+    while True:
+        finished = done.is_set()
+        job = await worker.fetchrow("""
+            update graphile_worker._private_jobs
+            set locked_by = 'w', locked_at = now(), attempts = attempts + 1
+            where id = (select id from graphile_worker._private_jobs
+              where is_available order by id limit 1 for update skip locked)
+            returning id, payload""")
+        if job is None:
+            if finished:
+                return
+            continue
+        payload = json.loads(job["payload"])
+        ran[payload["key"]] = max(payload["n"], ran.get(payload["key"], 0))
+        await worker.execute("delete from graphile_worker._private_jobs where id = $1", job["id"])
+
+
+async def test_under_stress_every_request_is_answered_and_the_last_of_each_key_runs(
+    db: asyncpg.Connection, database: str
+) -> None:
+    keys, adds = [f"k{n}" for n in range(4)], 150
+    ran: dict[str, int] = {}
+    done = asyncio.Event()
+    connections = [await asyncpg.connect(database) for _ in range(len(keys) + 3)]
+
+    async def add_all(connection: asyncpg.Connection, key: str) -> None:
+        for n in range(1, adds + 1):
+            job = await add(connection, job_key=key, payload={"key": key, "n": n})
+            assert job["key"] == key
+
+    async with asyncio.TaskGroup() as workers:
+        for connection in connections[len(keys) :]:
+            workers.create_task(run_jobs(connection, ran, done))
+        async with asyncio.TaskGroup() as adders:
+            for connection, key in zip(connections, keys, strict=False):
+                adders.create_task(add_all(connection, key))
+        done.set()
+    for connection in connections:
+        await connection.close()
+
+    assert ran == dict.fromkeys(keys, adds)
+    assert await count(db) == 0
