@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from support.jobs import STATES, add, bring_to, count, get
+from support.jobs import STATES, add, bring_to, count, get, one
 
 LATER = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -52,25 +52,36 @@ async def test_every_argument_is_stored(db: asyncpg.Connection) -> None:
         flags=["a", "b", "a"],
     )
 
-    view = await db.fetchrow("select * from graphile_worker.jobs")
+    view = await one(db, "select * from graphile_worker.jobs")
     assert json.loads(job["payload"]) == {"to": "Ann", "n": 3.10}
     assert json.loads(job["flags"]) == {"a": True, "b": True}
     assert (view["task_identifier"], view["queue_name"]) == ("send", "mail")
-    assert (view["run_at"], view["max_attempts"], view["key"], view["priority"]) == (LATER, 3, "k", -7)
+    assert (view["run_at"], view["max_attempts"], view["key"], view["priority"]) == (
+        LATER,
+        3,
+        "k",
+        -7,
+    )
 
 
 async def test_null_arguments_mean_the_defaults(db: asyncpg.Connection) -> None:
-    job = await db.fetchrow(
-        "select * from graphile_worker.add_job('t', null, null, null, null, null, null, null, null)"
+    job = await one(
+        db,
+        "select * from graphile_worker.add_job('t', null, null, null, null, null, null, null, null)",
     )
 
-    assert (job["payload"], job["max_attempts"], job["priority"], job["flags"]) == ("{}", 25, 0, None)
+    assert (job["payload"], job["max_attempts"], job["priority"], job["flags"]) == (
+        "{}",
+        25,
+        0,
+        None,
+    )
 
 
 async def test_the_payload_is_kept_to_the_letter(db: asyncpg.Connection) -> None:
     text = '{"b": 1,  "a": 3.10, "b": 2}'
 
-    job = await db.fetchrow("select * from graphile_worker.add_job('t', $1)", text)
+    job = await one(db, "select * from graphile_worker.add_job('t', $1)", text)
 
     assert job["payload"] == text
 
@@ -128,7 +139,9 @@ async def test_an_unknown_mode_is_refused_naming_the_three(db: asyncpg.Connectio
     assert caught.value.as_dict()["hint"] == "Use replace, preserve_run_at or unsafe_dedupe."
 
 
-async def test_without_a_key_the_mode_is_ignored_even_an_unknown_one(db: asyncpg.Connection) -> None:
+async def test_without_a_key_the_mode_is_ignored_even_an_unknown_one(
+    db: asyncpg.Connection,
+) -> None:
     assert (await add(db, job_key_mode="upsert"))["id"]
     assert (await add(db, job_key_mode=None))["id"]
 
@@ -167,15 +180,18 @@ async def test_a_key_is_taken_over_according_to_the_state_of_its_job(
         assert new["id"] != old["id"]
         assert (new["run_at"], new["revision"]) == (LATER, 0)
         # The old one keeps all but its key, and will not run again.
-        changed = {"key": None, "attempts": 7, "updated_at": after["updated_at"], "is_available": False}
+        changed = {
+            "key": None,
+            "attempts": 7,
+            "updated_at": after["updated_at"],
+            "is_available": False,
+        }
         assert dict(after) == dict(before) | changed
         assert await count(db) == 2
 
 
 @pytest.mark.parametrize("state", STATES)
-async def test_unsafe_dedupe_only_counts_whatever_the_state(
-    db: asyncpg.Connection, state: str
-) -> None:
+async def test_unsafe_dedupe_only_counts_whatever_the_state(db: asyncpg.Connection, state: str) -> None:
     old = await add(db, "old", payload=[1], job_key="k", queue_name="q")
     await bring_to(db, state, old["id"])
     before = await get(db, old["id"])
@@ -191,7 +207,7 @@ async def test_unsafe_dedupe_only_counts_whatever_the_state(
 
 async def test_modes_one_after_another_on_one_key(db: asyncpg.Connection) -> None:
     soon = LATER - timedelta(days=1)
-    steps = [
+    steps: list[tuple[dict[str, Any], tuple[int, str, datetime]]] = [
         ({"payload": 1, "run_at": LATER}, (0, "1", LATER)),
         ({"payload": 2, "run_at": soon, "job_key_mode": "preserve_run_at"}, (1, "2", LATER)),
         ({"payload": 3, "run_at": soon, "job_key_mode": "unsafe_dedupe"}, (2, "2", LATER)),
@@ -253,7 +269,9 @@ async def test_keys_are_shared_by_all_tasks(db: asyncpg.Connection) -> None:
     assert (await add(db, "b", job_key="k"))["id"] == first["id"]
 
 
-async def test_expanding_the_result_of_the_call_adds_a_job_per_column(db: asyncpg.Connection) -> None:
+async def test_expanding_the_result_of_the_call_adds_a_job_per_column(
+    db: asyncpg.Connection,
+) -> None:
     """A trap of PostgreSQL's that the documentation warns of: call it in FROM."""
     await db.execute("select (graphile_worker.add_job('t')).*")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import asyncpg
@@ -20,7 +21,7 @@ ADD_JOBS = """
 
 
 async def add_jobs(
-    db: asyncpg.Connection, *specs: dict[str, object], preserve_run_at: bool = False
+    db: asyncpg.Connection, *specs: Mapping[str, object], preserve_run_at: bool = False
 ) -> list[asyncpg.Record]:
     rows: list[asyncpg.Record] = await db.fetch(ADD_JOBS, json.dumps(specs, default=str), preserve_run_at)
     return rows
@@ -31,7 +32,11 @@ async def test_rows_come_back_and_are_numbered_in_the_order_of_the_specs(
 ) -> None:
     # Names in an order that no join or sort would produce by chance.
     specs = [
-        {"identifier": f"t{n * 7 % 10}", "queue_name": f"q{n * 3 % 8}" if n % 3 else None, "payload": n}
+        {
+            "identifier": f"t{n * 7 % 10}",
+            "queue_name": f"q{n * 3 % 8}" if n % 3 else None,
+            "payload": n,
+        }
         for n in range(200)
     ]
 

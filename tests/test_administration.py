@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import asyncpg
 import pytest
 
-from support.jobs import STATES, add, bring_to, count, get, lock
+from support.jobs import STATES, add, bring_to, count, get, lock, one
 
 LATER = datetime(2030, 1, 1, tzinfo=UTC)
 UNLOCKED = [state for state in STATES if state != "locked"]
@@ -27,7 +27,7 @@ async def test_remove_job(db: asyncpg.Connection, state: str) -> None:
     before = await get(db, job_id)
     assert before is not None
 
-    removed = await db.fetchrow("select * from graphile_worker.remove_job($1)", state)
+    removed = await one(db, "select * from graphile_worker.remove_job($1)", state)
 
     after = await get(db, job_id)
     if state == "locked":
@@ -40,7 +40,7 @@ async def test_remove_job(db: asyncpg.Connection, state: str) -> None:
 
 async def test_remove_job_finds_nothing(db: asyncpg.Connection) -> None:
     for key in ("nobody", None):
-        row = await db.fetchrow("select * from graphile_worker.remove_job($1)", key)
+        row = await one(db, "select * from graphile_worker.remove_job($1)", key)
         assert set(row.values()) == {None}
 
 
@@ -107,7 +107,11 @@ async def test_reschedule_jobs_leaves_what_is_not_given(db: asyncpg.Connection) 
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [("attempts => 32768", "22003"), ("priority => 40000", "22003"), ("max_attempts => 0", "23514")],
+    [
+        ("attempts => 32768", "22003"),
+        ("priority => 40000", "22003"),
+        ("max_attempts => 0", "23514"),
+    ],
 )
 async def test_reschedule_jobs_refuses_what_does_not_fit(
     db: asyncpg.Connection, arguments: str, code: str
@@ -141,7 +145,11 @@ async def test_force_unlock_workers_frees_jobs_and_queues_of_those_named(
 
     freed = await get(db, jobs["w1"])
     assert freed is not None
-    assert dict(freed) == dict(before) | {"locked_at": None, "locked_by": None, "is_available": True}
+    assert dict(freed) == dict(before) | {
+        "locked_at": None,
+        "locked_by": None,
+        "is_available": True,
+    }
     holders = "select array_agg(locked_by order by id) from graphile_worker."
     assert await db.fetchval(holders + "_private_jobs") == [None, "w2", None]
     assert await db.fetchval(holders + "_private_job_queues") == [None, "w2", None]
@@ -156,6 +164,15 @@ async def test_the_view_shows_every_job_without_its_payload(db: asyncpg.Connecti
     assert [row["id"] for row in rows] == sorted(jobs.values())
     assert list(rows[0].keys()) == [
         *("id", "queue_name", "task_identifier", "priority", "run_at", "attempts", "max_attempts"),
-        *("last_error", "created_at", "updated_at", "key", "locked_at", "locked_by", "revision", "flags"),
+        *(
+            "last_error",
+            "created_at",
+            "updated_at",
+            "key",
+            "locked_at",
+            "locked_by",
+            "revision",
+            "flags",
+        ),
     ]
     assert [row["queue_name"] for row in rows] == [*(f"q-{state}" for state in STATES), None]

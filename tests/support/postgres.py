@@ -32,7 +32,11 @@ def installations() -> list[Installation]:
         return [Installation("given")]
     default = Binaries.of_extra()
     found = {default.version(): Installation("pg18")}
-    others = [default.root.parent / "pginstall", *Path("/usr/lib/postgresql").glob("*"), from_npm(12)]
+    others = [
+        default.root.parent / "pginstall",
+        *Path("/usr/lib/postgresql").glob("*"),
+        from_npm(12),
+    ]
     for root in others:
         if root is not None and (root / "bin" / "initdb").exists():
             version = Binaries(root).version()

@@ -60,9 +60,7 @@ async def open_connection(dsn: str) -> asyncpg.Connection:
     except asyncpg.InvalidCatalogNameError as error:
         raise DatabaseError(f"{_sentence(error)} Create it, or name another.") from error
     except (asyncpg.InvalidPasswordError, asyncpg.InvalidAuthorizationSpecificationError) as error:
-        raise DatabaseError(
-            f"The server at {describe(dsn)} refuses the user: {_sentence(error)}"
-        ) from error
+        raise DatabaseError(f"The server at {describe(dsn)} refuses the user: {_sentence(error)}") from error
     except asyncpg.PostgresError as error:
         raise DatabaseError(
             f"The server at {describe(dsn)} accepts no connection: {_sentence(error)}"

@@ -18,9 +18,7 @@ def dsn_of(server_dsn: str, database: str) -> str:
     return urlsplit(server_dsn)._replace(path="/" + quote(database, safe="")).geturl()
 
 
-async def create_database(
-    connection: asyncpg.Connection, name: str, *, template: str = "template0"
-) -> None:
+async def create_database(connection: asyncpg.Connection, name: str, *, template: str = "template0") -> None:
     """Create a database as a copy of another, to which nobody may be connected."""
     # Copying files beats copying through the log, but only newer servers give the choice.
     variant = "create_database_by_files" if connection.get_server_version() >= (15,) else "create_database"

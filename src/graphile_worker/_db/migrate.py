@@ -148,17 +148,15 @@ async def _migrate(connection: asyncpg.Connection, schema: Schema, standstill: f
 
 async def _inspect(connection: asyncpg.Connection, schema: Schema) -> _Found:
     statements = read_statements("migrate.sql")
-    row = await connection.fetchrow(statements["inspect_schema"], schema.name)
+    [row] = await connection.fetch(statements["inspect_schema"], schema.name)
     columns = frozenset(row["ledger_columns"])
     revision, breaking_revision, marks_19_breaking, own_revision = None, None, True, 0
     if "breaking" in columns:
-        revision, breaking_revision, marks_19_breaking = await connection.fetchrow(
+        [(revision, breaking_revision, marks_19_breaking)] = await connection.fetch(
             schema.render(statements["read_revisions"])
         )
     elif "id" in columns:
-        revision = await connection.fetchval(
-            schema.render(statements["read_revision_before_breaking_flags"])
-        )
+        revision = await connection.fetchval(schema.render(statements["read_revision_before_breaking_flags"]))
     elif columns:
         raise SchemaError(
             f"The table migrations in the schema {schema.name!r} is not Graphile Worker's. "

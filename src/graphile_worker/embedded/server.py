@@ -156,7 +156,10 @@ class EmbeddedPostgres:
             os.close(descriptor)
 
     def _ensure_watcher(self, cluster: Cluster) -> None:
-        with suppress(BlockingIOError), self._lock(_WATCHER_LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB) as lock:
+        with (
+            suppress(BlockingIOError),
+            self._lock(_WATCHER_LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB) as lock,
+        ):
             # The lock is ours, so there is no watcher. The new one inherits the lock with the
             # descriptor; there is no moment in which two could be started.
             as_whom = self._user.run_as
@@ -192,9 +195,7 @@ class EmbeddedPostgres:
             for name, value in self._parameters.items()
             if f'"{name}={value}"' not in command_line
         ]
-        if self._port is not None and (
-            not running.listens or self._port not in {0, running.port}
-        ):
+        if self._port is not None and (not running.listens or self._port not in {0, running.port}):
             missing.append(f"port={self._port}")
         if missing:
             raise ConfigurationError(

@@ -44,9 +44,7 @@ def running_server(
         return
     folder = Path(tempfile.mkdtemp(prefix="graphile-worker-test-", dir=fastest_folder()))
     folder.chmod(0o755)  # for the server's user, if we are root
-    server = EmbeddedPostgres(
-        folder, parameters={**_FAST, **(parameters or {})}, binaries=binaries
-    )
+    server = EmbeddedPostgres(folder, parameters={**_FAST, **(parameters or {})}, binaries=binaries)
     try:
         server.start()
         yield server.dsn()

@@ -1,0 +1,98 @@
+"""The command, run as a command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+import graphile_worker
+
+COMMAND = [str(Path(sys.executable).with_name("graphile-worker"))]
+MODULE = [sys.executable, "-m", "graphile_worker"]
+
+
+def run(
+    *arguments: str, environment: dict[str, str] | None = None, command: list[str] = COMMAND
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command, *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", **(environment or {})},
+    )
+
+
+@pytest.mark.parametrize("command", [COMMAND, MODULE])
+async def test_schema_only_installs_the_schema(empty_database: str, command: list[str]) -> None:
+    done = run("--schema-only", "-c", empty_database, "-s", "mine", command=command)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "Schema mine is up to date\n", "")
+    connection = await asyncpg.connect(empty_database)
+    assert await connection.fetchval("select max(id) from mine.migrations") == 20
+    await connection.close()
+
+
+def test_the_environment_names_the_database_and_the_schema(empty_database: str) -> None:
+    done = run(
+        "--schema-only",
+        environment={"DATABASE_URL": empty_database, "GRAPHILE_WORKER_SCHEMA": "from_env"},
+    )
+    assert (done.returncode, done.stdout) == (0, "Schema from_env is up to date\n")
+
+
+def test_an_embedded_server_serves_the_command(short_folder: Path) -> None:
+    done = run("--schema-only", "-c", f"embedded:{short_folder}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--schema-only"], "No database was named."),
+        (
+            ["--schema-only", "-c", "postgresql://localhost:1/x"],
+            "Cannot reach the database at localhost:1/x",
+        ),
+        (
+            ["--schema-only", "-c", "postgresql://u:se#cret@h/x"],
+            "The connection string cannot be read.",
+        ),
+        (["--schema-only", "-c", "mysql://u:secret@h/x"], "The connection string cannot be read."),
+        (["--schema-only", "-c", "postgresql://h/x", "-s", "x" * 64], "PostgreSQL keeps 63"),
+    ],
+)
+def test_a_mistake_is_one_sentence_without_traceback_or_password(arguments: list[str], says: str) -> None:
+    done = run(*arguments)
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: ")
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "cret" not in done.stderr
+
+
+def test_a_database_that_does_not_exist(default_server: str) -> None:
+    done = run("--schema-only", "-c", default_server.replace("/postgres?", "/nowhere?"))
+    assert (done.returncode, done.stderr) == (
+        1,
+        'Error: Database "nowhere" does not exist. Create it, or name another.\n',
+    )
+
+
+def test_nothing_to_do_and_unknown_options_are_usage_errors() -> None:
+    for arguments in ([], ["--shema-only"]):
+        done = run(*arguments)
+        assert done.returncode == 2
+        assert "--schema-only" in done.stderr
+
+
+def test_version_and_help() -> None:
+    assert run("--version").stdout == f"{graphile_worker.__version__}\n"
+    text = run("--help").stdout
+    assert "Examples:" in text
+    assert len(text.splitlines()) <= 24

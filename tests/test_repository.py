@@ -1,0 +1,112 @@
+"""The repository tells the truth about itself."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+import graphile_worker
+from support.postgres import ROOT
+
+sys.path.insert(0, str(ROOT / "tools"))
+dump_schema = importlib.import_module("dump_schema")
+
+
+def tracked_files() -> list[str]:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=False, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    return listed.stdout.split()
+
+
+def test_the_public_names_are_these() -> None:
+    assert graphile_worker.__all__ == [
+        "ConfigurationError",
+        "DatabaseError",
+        "EmbeddedServerError",
+        "GraphileWorkerError",
+        "MissingExtraError",
+        "SchemaError",
+        "SchemaTooNewError",
+        "SchemaTooOldError",
+        "run_migrations",
+    ]
+
+
+def test_architecture_names_every_module_and_nothing_else() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    named = set(re.findall(r"^\| `([^`]+)`", text, re.MULTILINE))
+    missing = {path for path in named if not (ROOT / path).exists()}
+    folders = tuple(path for path in named if path.endswith("/") and path != "src/graphile_worker/_db/")
+    unnamed = {
+        path
+        for path in tracked_files()
+        if path.startswith("src/") and path.endswith((".py", ".sql"))
+        if path not in named and not path.startswith(folders) and not path.endswith("_db/__init__.py")
+    }
+    assert (missing, unnamed) == (set(), set())
+    assert len(text.splitlines()) <= 80, "one page"
+
+
+def test_the_error_tree_is_drawn_as_it_is() -> None:
+    drawn = re.findall(r"([A-Z]\w+Error)\s", graphile_worker.errors.__doc__ or "")
+    defined = [name for name in vars(graphile_worker.errors) if name.endswith("Error")]
+    assert sorted(drawn) == sorted(defined)
+
+
+def test_parity_names_tests_that_exist() -> None:
+    text = (ROOT / "tests" / "PARITY.md").read_text()
+    named = set(re.findall(r"`([\w/]+\.py)::(?:(\w+)::)?(\w+)`", text))
+    assert named
+    for file, group, test in sorted(named):
+        source = (ROOT / "tests" / file).read_text()
+        assert f"def {test}(" in source, f"{file}::{test}"
+        assert f"class {group}:" in source or not group
+
+
+def test_the_dump_of_the_schema_is_current(default_server: str) -> None:
+    current = asyncio.run(dump_schema.dump(default_server))
+    assert dump_schema.DUMP.read_text() == current, "run make db-dump"
+
+
+def test_no_row_above_20_is_ever_written_to_graphile_workers_ledger() -> None:
+    text = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.sql"))
+    writes = re.findall(r"insert into \{schema\}\.migrations .*?;", text, re.DOTALL)
+    assert len(writes) == 2
+    assert all("20" in write and "21" not in write for write in writes)
+
+
+def test_every_pinned_version_is_a_plain_one() -> None:
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        assert re.fullmatch(r"#.*|[\w.-]+==[\w.]+", line)
+
+
+def test_every_dependency_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [
+        *project["project"]["dependencies"],
+        *project["dependency-groups"]["dev"],
+        *(name for extra in project["project"]["optional-dependencies"].values() for name in extra),
+    ]
+    pinned = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert {re.split(r"[<>=\[]", name)[0].lower() for name in wanted} <= pinned
+
+
+def test_the_readme_begins_with_the_two_commands() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert text.index("make demo") < text.index("make test") < text.index("pip install")
+
+
+def test_the_demo_runs() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "demo.py"], check=True, capture_output=True, text=True
+    )
+    assert "Bobby Tables" in done.stdout
+    assert "job 1, task 'hello'" in done.stdout
+    assert done.stderr == ""
