@@ -149,10 +149,11 @@ async def run_jobs(worker: asyncpg.Connection, ran: dict[str, int], done: asynci
         await worker.execute("delete from graphile_worker._private_jobs where id = $1", job["id"])
 
 
+@pytest.mark.parametrize("adds", [150, pytest.param(5_000, marks=pytest.mark.slow)])
 async def test_under_stress_every_request_is_answered_and_the_last_of_each_key_runs(
-    db: asyncpg.Connection, database: str
+    db: asyncpg.Connection, database: str, adds: int
 ) -> None:
-    keys, adds = [f"k{n}" for n in range(4)], 150
+    keys = [f"k{n}" for n in range(4)]
     ran: dict[str, int] = {}
     done = asyncio.Event()
     connections = [await asyncpg.connect(database) for _ in range(len(keys) + 3)]

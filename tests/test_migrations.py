@@ -380,7 +380,10 @@ class TestRoles:
         await connection.close()
 
 
-async def test_ten_installers_at_once_ours_and_npms(empty: asyncpg.Connection, empty_database: str) -> None:
+@pytest.mark.parametrize("_round", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 6))])
+async def test_ten_installers_at_once_ours_and_npms(
+    empty: asyncpg.Connection, empty_database: str, _round: int
+) -> None:
     node.command("0.18.0")
 
     async with asyncio.TaskGroup() as installers:
