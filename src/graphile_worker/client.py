@@ -1,12 +1,30 @@
-"""Working on the database from outside a worker."""
+"""`WorkerUtils`: adding and administering jobs from outside a worker."""
 
 from __future__ import annotations
 
+import logging
 import os
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Self
 
-from graphile_worker._db.connect import connect
+import msgspec
+
+from graphile_worker._db import bulk, queries
+from graphile_worker._db.connect import Pool, connect
+from graphile_worker._db.failures import translated
 from graphile_worker._db.migrate import migrate
+from graphile_worker._db.session import Session
 from graphile_worker._db.sql import DEFAULT_SCHEMA, Schema
+from graphile_worker.administration import Administration, by_local_clock
+from graphile_worker.errors import ConfigurationError, InvalidJobError
+from graphile_worker.job import Job, JobKeyMode, JobSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import asyncpg
+
+    from graphile_worker._db.connect import Connection
 
 
 def find_schema(name: str | None) -> Schema:
@@ -17,8 +35,8 @@ def find_schema(name: str | None) -> Schema:
 async def run_migrations(*, dsn: str | None = None, schema: str | None = None) -> None:
     """Install the schema, or adopt and complete one that Graphile Worker made.
 
-    Safe to call at every start, by any number of processes at once. It happens in one transaction:
-    whole or not at all.
+    Safe to call at every start, by any number of processes at once. It happens in one transaction: whole or
+    not at all.
 
     Args:
         dsn: The connection string; by default ``DATABASE_URL``, or the ``PG*`` variables.
@@ -37,3 +55,223 @@ async def run_migrations(*, dsn: str | None = None, schema: str | None = None) -
     target = find_schema(schema)
     async with connect(dsn) as connection:
         await migrate(connection, target)
+
+
+async def quick_add_job(
+    identifier: str,
+    payload: Any = None,
+    *,
+    dsn: str | None = None,
+    schema: str | None = None,
+    queue_name: str | None = None,
+    run_at: datetime | timedelta | None = None,
+    max_attempts: int | None = None,
+    job_key: str | None = None,
+    job_key_mode: JobKeyMode | str | None = None,
+    priority: int | None = None,
+    flags: Iterable[str] | None = None,
+    connection: Connection | None = None,
+) -> Job:
+    """Open a connection, add one job, close the connection. For more than one use `WorkerUtils`.
+
+    The arguments are those of `WorkerUtils.add_job`.
+
+    Example:
+        >>> import asyncio
+        >>> from graphile_worker import quick_add_job
+        >>> asyncio.run(quick_add_job("hello", {"name": "Ann"}, dsn=dsn)).task_identifier
+        'hello'
+    """
+    async with WorkerUtils(dsn=dsn, schema=schema, max_pool_size=1) as utils:
+        return await utils.add_job(
+            identifier,
+            payload,
+            queue_name=queue_name,
+            run_at=run_at,
+            max_attempts=max_attempts,
+            job_key=job_key,
+            job_key_mode=job_key_mode,
+            priority=priority,
+            flags=flags,
+            connection=connection,
+        )
+
+
+class WorkerUtils(Administration):
+    """Adds and administers jobs, on connections of its own or on the caller's.
+
+    Connections are opened when they are first needed. Close it at the end: ``async with``, or
+    `await utils.close()`. The schema must be there already: see `migrate`.
+
+    Args:
+        dsn: The connection string; by default ``DATABASE_URL``, or the ``PG*`` variables.
+        pool: A pool of asyncpg's in place of `dsn`; it stays the caller's, and is not closed.
+        schema: The schema's name; by default ``GRAPHILE_WORKER_SCHEMA``, or ``graphile_worker``.
+        max_pool_size: How many connections to open at most.
+        prepared_statements: Off for a PgBouncer in transaction mode.
+        use_local_time: Take "now" from this machine's clock and not from the database's.
+        logger: Where to report to; by default the logger ``graphile_worker``.
+
+    Every method takes ``connection=``, an asyncpg connection of the caller's, and then is a part of the
+    caller's transaction: it is done when the caller commits, and never repeated.
+
+    Example:
+        >>> import asyncio
+        >>> from graphile_worker import WorkerUtils
+        >>> async def main():
+        ...     async with WorkerUtils(dsn=dsn) as utils:
+        ...         await utils.migrate()
+        ...         job = await utils.add_job("hello", {"name": "Ann"}, priority=-1)
+        ...         return job.priority
+        >>> asyncio.run(main())
+        -1
+    """
+
+    def __init__(
+        self,
+        *,
+        dsn: str | None = None,
+        pool: asyncpg.Pool | None = None,
+        schema: str | None = None,
+        max_pool_size: int = 10,
+        prepared_statements: bool = True,
+        use_local_time: bool = False,
+        logger: logging.Logger | None = None,
+    ) -> None:
+        if dsn is not None and pool is not None:
+            raise ConfigurationError("Pass dsn or pool, not both.")
+        target = find_schema(schema)
+        own = Pool(dsn, pool=pool, max_size=max_pool_size, prepared_statements=prepared_statements)
+        super().__init__(Session(target, own), use_local_time=use_local_time)
+        self.logger = logger or logging.getLogger("graphile_worker")
+
+    def __repr__(self) -> str:
+        return f"WorkerUtils(schema={self._session.schema.name!r})"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections that were opened here. May be called again."""
+        await self._session.pool.close()
+
+    async def migrate(self, *, connection: Connection | None = None) -> None:
+        """Install the schema, or complete it: see `run_migrations`."""
+        async with self._session.connection(connection) as on:
+            await migrate(on, self._session.schema)
+
+    async def add_job(
+        self,
+        identifier: str,
+        payload: Any = None,
+        *,
+        queue_name: str | None = None,
+        run_at: datetime | timedelta | None = None,
+        max_attempts: int | None = None,
+        job_key: str | None = None,
+        job_key_mode: JobKeyMode | str | None = None,
+        priority: int | None = None,
+        flags: Iterable[str] | None = None,
+        connection: Connection | None = None,
+    ) -> Job:
+        """Add a job.
+
+        Args:
+            identifier: The task that is to run, up to 128 characters.
+            payload: What it gets: anything that can be written as JSON. None means ``{}``.
+            queue_name: Jobs of one queue run one after another.
+            run_at: Not before this moment (an aware datetime), or after this time from now (a timedelta).
+            max_attempts: How often to try; by default 25.
+            job_key: There is one pending job with a key at most; adding again changes it.
+            job_key_mode: What adding again does; by default `JobKeyMode.REPLACE`.
+            priority: Lower runs first; by default 0.
+            flags: Labels; a worker can be told to leave jobs with certain flags alone.
+            connection: A connection of the caller's: the job is added in its transaction.
+
+        Raises:
+            InvalidJobError: An argument is wrong; nothing was added.
+            SchemaMissingError: The schema is not installed.
+        """
+        spec = JobSpec(
+            identifier,
+            payload,
+            queue_name=queue_name,
+            run_at=run_at,
+            max_attempts=max_attempts,
+            job_key=job_key,
+            job_key_mode=job_key_mode,
+            priority=priority,
+            flags=flags,
+        )
+        if self._use_local_time:
+            spec = _by_local_time(spec)
+        schema = self._session.schema
+        return await self._session.call(lambda on: queries.add_job(on, schema, spec), connection)
+
+    async def add_jobs(self, specs: Iterable[JobSpec], *, connection: Connection | None = None) -> list[Job]:
+        """Add many jobs in few round trips: all of them or, if one cannot be added, none.
+
+        The jobs come back in the order of the specs, which may be an iterator of any length. Two specs must
+        not have the same key, and ``unsafe_dedupe`` is not possible.
+
+        Example:
+            >>> import asyncio
+            >>> from graphile_worker import JobSpec, WorkerUtils
+            >>> async def main():
+            ...     async with WorkerUtils(dsn=dsn) as utils:
+            ...         await utils.migrate()
+            ...         jobs = await utils.add_jobs(JobSpec("count", {"n": n}) for n in range(3))
+            ...         return [job.payload["n"] for job in jobs]
+            >>> asyncio.run(main())
+            [0, 1, 2]
+        """
+        if self._use_local_time:
+            specs = map(_by_local_time, specs)
+        schema = self._session.schema
+        # Not repeated on errors: an iterator cannot be read twice.
+        with translated(schema):
+            async with self._session.connection(connection) as on:
+                return await bulk.add_jobs(on, schema, specs)
+
+    async def add_batch_job(
+        self,
+        identifier: str,
+        items: Iterable[Any],
+        *,
+        queue_name: str | None = None,
+        run_at: datetime | timedelta | None = None,
+        max_attempts: int | None = None,
+        job_key: str | None = None,
+        job_key_mode: JobKeyMode | str | None = None,
+        priority: int | None = None,
+        flags: Iterable[str] | None = None,
+        connection: Connection | None = None,
+    ) -> Job:
+        """Add one job whose payload is the list of items.
+
+        With a key, items added while the job is pending are appended to those it has. The other arguments are
+        those of `add_job`.
+        """
+        payload = list(items)
+        if not payload:
+            raise InvalidJobError("A batch job needs at least one item.", argument="items")
+        return await self.add_job(
+            identifier,
+            payload,
+            queue_name=queue_name,
+            run_at=run_at,
+            max_attempts=max_attempts,
+            job_key=job_key,
+            job_key_mode=job_key_mode,
+            priority=priority,
+            flags=flags,
+            connection=connection,
+        )
+
+
+def _by_local_time(spec: JobSpec) -> JobSpec:
+    """The spec with the moment that this machine's clock means."""
+    return msgspec.structs.replace(spec, run_at=by_local_clock(spec.run_at or timedelta(0)))

@@ -5,11 +5,14 @@
     GraphileWorkerError
     ├── ConfigurationError         a setting or an argument is missing or wrong
     │   └── MissingExtraError      a feature needs a package that is not installed
-    └── DatabaseError              the database cannot be reached, or cannot be used as it is
-        ├── EmbeddedServerError    the embedded PostgreSQL does not start
-        └── SchemaError            the schema cannot be installed or adopted
-            ├── SchemaTooOldError  made by a Graphile Worker older than we can adopt
-            └── SchemaTooNewError  changed by a newer one in a way that we do not know
+    ├── DatabaseError              the database cannot be reached, or cannot be used as it is
+    │   ├── EmbeddedServerError    the embedded PostgreSQL does not start
+    │   └── SchemaError            the schema is not there, or cannot be installed or adopted
+    │       ├── SchemaMissingError it was not installed
+    │       ├── SchemaTooOldError  made by a Graphile Worker older than we can adopt
+    │       └── SchemaTooNewError  changed by a newer one in a way that we do not know
+    └── JobError                   something about a job
+        └── InvalidJobError        a job cannot be added or changed like that
 
 A message says what happened and what to do next. None of them carries a password.
 """
@@ -38,7 +41,11 @@ class EmbeddedServerError(DatabaseError):
 
 
 class SchemaError(DatabaseError):
-    """The schema cannot be installed or adopted."""
+    """The schema is not there, or cannot be installed or adopted."""
+
+
+class SchemaMissingError(SchemaError):
+    """The schema was not installed."""
 
 
 class SchemaTooOldError(SchemaError):
@@ -47,3 +54,23 @@ class SchemaTooOldError(SchemaError):
 
 class SchemaTooNewError(SchemaError):
     """The schema was changed by a newer Graphile Worker in a way that we do not know."""
+
+
+class JobError(GraphileWorkerError):
+    """Something about a job."""
+
+
+class InvalidJobError(JobError):
+    """A job cannot be added or changed like that.
+
+    Attributes:
+        argument: The argument that is wrong, if it is one.
+        code: Graphile Worker's code for it, if it has one: ``GWBID`` (identifier), ``GWBQN`` (queue
+            name), ``GWBJK`` (job key), ``GWBMA`` (max_attempts), ``GWBKM`` (job key mode). It is the same
+            whether we or PostgreSQL refused it.
+    """
+
+    def __init__(self, message: str, *, argument: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.argument = argument
+        self.code = code

@@ -1,96 +1,132 @@
-"""From a connection string to a connection, with errors that say what to do."""
+"""From a connection string to a connection, or to a pool of them."""
 
 from __future__ import annotations
 
-import os
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, TypeAlias
 
 import asyncpg
 
-from graphile_worker.errors import ConfigurationError, DatabaseError
+from graphile_worker._db.dsn import EMBEDDED, find_dsn, parse_dsn
+from graphile_worker._db.failures import connecting
+from graphile_worker._db.retryable import retrying
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-EMBEDDED = "embedded:"
+    from asyncpg.pool import PoolConnectionProxy
 
+    Connection: TypeAlias = asyncpg.Connection | PoolConnectionProxy
 
-def find_dsn(dsn: str | None) -> str:
-    """The connection string given, or else what the environment says.
-
-    With none at all it is an error: a worker must not pick a database by chance.
-    """
-    if dsn:
-        return dsn
-    if url := os.environ.get("DATABASE_URL"):
-        return url
-    if os.environ.get("PGDATABASE"):
-        return "postgresql://"  # the driver reads the other PG* variables
-    raise ConfigurationError(
-        "No database was named. Pass a connection string "
-        "(postgresql://user@host/database), or set DATABASE_URL or PGDATABASE."
-    )
+_APPLICATION = {"application_name": "graphile-worker"}
+_CONNECT_ATTEMPTS = 4
 
 
 @asynccontextmanager
 async def connect(dsn: str | None) -> AsyncIterator[asyncpg.Connection]:
     """A connection that is closed at the end; an embedded server is kept up for as long."""
-    dsn = find_dsn(dsn)
-    if dsn.startswith(EMBEDDED):
-        # Here, because it is for development alone, and not for every platform.
-        from graphile_worker.embedded import EmbeddedPostgres  # noqa: PLC0415
+    async with _server_of(find_dsn(dsn)) as server_dsn:
+        target = parse_dsn(server_dsn)
+        with connecting(target.description):
+            connection = await retrying(
+                lambda: asyncpg.connect(**target.arguments, server_settings=_APPLICATION),
+                attempts=_CONNECT_ATTEMPTS,
+            )
+        try:
+            yield connection
+        finally:
+            await connection.close()
 
-        with EmbeddedPostgres(dsn.removeprefix(EMBEDDED) or None) as server:
-            async with connect(server.dsn()) as connection:
+
+class Pool:
+    """Connections to one database, opened when they are needed.
+
+    Args:
+        dsn: The connection string; by default what the environment says.
+        pool: A pool of the caller's in place of `dsn`. It is not closed here.
+        max_size: How many connections at most.
+        prepared_statements: Off for a PgBouncer in transaction mode.
+    """
+
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        pool: asyncpg.Pool | None = None,
+        max_size: int = 10,
+        prepared_statements: bool = True,
+    ) -> None:
+        self._dsn = dsn
+        self._max_size = max_size
+        self._prepared_statements = prepared_statements
+        self._pool = pool
+        self._where = "the pool given"
+        self._opening = asyncio.Lock()
+        self._resources = AsyncExitStack()
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """A connection for one piece of work."""
+        pool = self._pool or await self._open()
+        with connecting(self._where):
+            # Safe to repeat: nothing was asked of the server yet.
+            connection = await retrying(pool.acquire, attempts=_CONNECT_ATTEMPTS)
+        try:
+            if self._prepared_statements:
                 yield connection
+            else:
+                # The driver prepares in one round trip and executes in another; only in a transaction does
+                # a pooler that hands out servers by transaction keep both on the same one.
+                async with connection.transaction():
+                    yield connection
+        except asyncpg.InternalClientError:
+            connection.terminate()
+            raise
+        finally:
+            await pool.release(connection)
+
+    async def close(self) -> None:
+        """Close what was opened here."""
+        await self._resources.aclose()
+
+    async def _open(self) -> asyncpg.Pool:
+        async with self._opening:
+            if self._pool is not None:  # somebody else opened it while we waited
+                return self._pool
+            server_dsn = await self._resources.enter_async_context(_server_of(find_dsn(self._dsn)))
+            target = parse_dsn(server_dsn)
+            self._where = target.description
+            with connecting(self._where):
+                pool = asyncpg.create_pool(
+                    **target.arguments,
+                    min_size=0,
+                    max_size=self._max_size,
+                    statement_cache_size=100 if self._prepared_statements else 0,
+                    server_settings=_APPLICATION,
+                    # What we run leaves no trace in the session, and the driver's own reset is a round trip.
+                    reset=_leave_as_it_is,
+                )
+                self._pool = await self._resources.enter_async_context(pool)
+            return pool
+
+
+@asynccontextmanager
+async def _server_of(dsn: str) -> AsyncIterator[str]:
+    """The connection string itself, or that of the embedded server that it asks for."""
+    if not dsn.startswith(EMBEDDED):
+        yield dsn
         return
-    connection = await open_connection(dsn)
+    # Here, because it is for development alone, and not for every platform.
+    from graphile_worker.embedded import EmbeddedPostgres  # noqa: PLC0415
+
+    server = EmbeddedPostgres(dsn.removeprefix(EMBEDDED) or None)
+    await asyncio.to_thread(server.start)
     try:
-        yield connection
+        yield server.dsn()
     finally:
-        await connection.close()
+        server.close()
 
 
-async def open_connection(dsn: str) -> asyncpg.Connection:
-    """A connection of the driver's, or a `DatabaseError` of one sentence."""
-    try:
-        return await asyncpg.connect(dsn)
-    except asyncpg.InvalidCatalogNameError as error:
-        raise DatabaseError(f"{_sentence(error)} Create it, or name another.") from error
-    except (asyncpg.InvalidPasswordError, asyncpg.InvalidAuthorizationSpecificationError) as error:
-        raise DatabaseError(f"The server at {describe(dsn)} refuses the user: {_sentence(error)}") from error
-    except asyncpg.PostgresError as error:
-        raise DatabaseError(
-            f"The server at {describe(dsn)} accepts no connection: {_sentence(error)}"
-        ) from error
-    except OSError as error:
-        raise DatabaseError(
-            f"Cannot reach the database at {describe(dsn)}: {error}. "
-            "Is the server running, and are host and port right?"
-        ) from error
-    except (asyncpg.ClientConfigurationError, ValueError):
-        # Not chained: the driver's message may quote a part of the password.
-        raise ConfigurationError(
-            "The connection string cannot be read. It looks like postgresql://user:password@host/"
-            "database, with special characters in the password percent-encoded."
-        ) from None
-
-
-def describe(dsn: str) -> str:
-    """Where a connection string points to, for messages: never the password."""
-    try:
-        parts = urlsplit(dsn)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        return "the given address"
-    where = host or os.environ.get("PGHOST") or "the local socket"
-    if port:
-        where += f":{port}"
-    return where + (parts.path if len(parts.path) > 1 else "")
-
-
-def _sentence(error: asyncpg.PostgresError) -> str:
-    text = str(error).strip()
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+async def _leave_as_it_is(_connection: object) -> None:
+    pass

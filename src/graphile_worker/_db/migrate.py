@@ -29,6 +29,8 @@ from graphile_worker.errors import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from graphile_worker._db.connect import Connection
+
 logger = logging.getLogger("graphile_worker")
 
 REVISION = 20
@@ -96,9 +98,7 @@ class _Found:
         return self.workers_exist and self.own_revision < _WORKERS.id
 
 
-async def migrate(
-    connection: asyncpg.Connection, schema: Schema, *, standstill: float = _STANDSTILL
-) -> Migrated:
+async def migrate(connection: Connection, schema: Schema, *, standstill: float = _STANDSTILL) -> Migrated:
     """Bring the schema to our revision, whole or not at all.
 
     `standstill` is how many seconds a revision that we cannot adopt may stay the same before we
@@ -115,7 +115,7 @@ async def migrate(
         raise DatabaseError(f"The schema {schema.name!r} cannot be installed: {error}.") from error
 
 
-async def _migrate(connection: asyncpg.Connection, schema: Schema, standstill: float) -> Migrated:
+async def _migrate(connection: Connection, schema: Schema, standstill: float) -> Migrated:
     found = await _inspect(connection, schema)
     if found.server_version_num < _OLDEST_SERVER * 10_000:
         raise DatabaseError(
@@ -146,7 +146,7 @@ async def _migrate(connection: asyncpg.Connection, schema: Schema, standstill: f
             await asyncio.sleep(_POLL)
 
 
-async def _inspect(connection: asyncpg.Connection, schema: Schema) -> _Found:
+async def _inspect(connection: Connection, schema: Schema) -> _Found:
     statements = read_statements("migrate.sql")
     [row] = await connection.fetch(statements["inspect_schema"], schema.name)
     columns = frozenset(row["ledger_columns"])
@@ -179,7 +179,7 @@ async def _inspect(connection: asyncpg.Connection, schema: Schema) -> _Found:
 
 
 async def _wait_while_it_grows(
-    connection: asyncpg.Connection, schema: Schema, found: _Found, standstill: float
+    connection: Connection, schema: Schema, found: _Found, standstill: float
 ) -> _Found:
     seen, since = found.revision, monotonic()
     while found.too_old:
@@ -213,7 +213,7 @@ def _compare_with_ours(found: _Found, schema: Schema) -> None:
         )
 
 
-async def _change(connection: asyncpg.Connection, schema: Schema) -> bool:
+async def _change(connection: Connection, schema: Schema) -> bool:
     """Do what is left to do, in one transaction; False if another installer is at work."""
     statements = read_statements("migrate.sql")
     async with connection.transaction(isolation="read_committed"):
@@ -236,7 +236,7 @@ async def _change(connection: asyncpg.Connection, schema: Schema) -> bool:
     return True
 
 
-async def _install(connection: asyncpg.Connection, schema: Schema, found: _Found) -> None:
+async def _install(connection: Connection, schema: Schema, found: _Found) -> None:
     statements = read_statements("migrate.sql")
     size = len(schema.name.encode())
     if size > _ADVISED_NAME_BYTES:
@@ -257,7 +257,7 @@ async def _install(connection: asyncpg.Connection, schema: Schema, found: _Found
     await connection.execute(schema.render(statements["record_all_revisions"]))
 
 
-async def _add_own_objects(connection: asyncpg.Connection, schema: Schema, found: _Found) -> None:
+async def _add_own_objects(connection: Connection, schema: Schema, found: _Found) -> None:
     statements = read_statements("migrate.sql")
     if not found.own_ledger_exists:
         await connection.execute(schema.render(statements["create_own_ledger"]))

@@ -1,7 +1,7 @@
 """SQL text: read from the ``.sql`` files beside this module, rendered for one schema.
 
-A file of statements has a ``-- name: ...`` line before each. ``{schema}`` stands for the quoted name
-of the schema; ``$body$`` quotes function bodies.
+A file of statements has a ``-- name: ...`` line before each; ``{name}`` stands for the text of another one.
+``{schema}`` stands for the quoted name of the schema; ``$body$`` quotes function bodies.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ DEFAULT_SCHEMA = "graphile_worker"
 _NAMEDATALEN = 63
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _HEADER = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_REFERENCE = re.compile(r"\{(\w+)\}")
 _PLACEHOLDER = re.compile(r"\{schema\}|\$body\$")
 
 
@@ -30,7 +31,18 @@ def read_script(path: str) -> str:
 def read_statements(path: str) -> dict[str, str]:
     """The statements of one file by the names in their headers."""
     _, *parts = _HEADER.split(read_script(path))
-    return dict(zip(parts[::2], (part.strip() for part in parts[1::2]), strict=True))
+    found = dict(zip(parts[::2], (part.strip().removesuffix(";") for part in parts[1::2]), strict=True))
+
+    def expand(text: str) -> str:
+        return _REFERENCE.sub(lambda match: expand(found[match[1]]) if match[1] in found else match[0], text)
+
+    return {name: expand(text) for name, text in found.items()}
+
+
+@cache
+def statements_for(schema: Schema, path: str) -> dict[str, str]:
+    """The statements of one file, rendered for a schema."""
+    return {name: schema.render(text) for name, text in read_statements(path).items()}
 
 
 def quote_identifier(name: str) -> str:

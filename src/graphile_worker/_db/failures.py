@@ -1,0 +1,98 @@
+"""From an exception of the driver's to one of ours that says what to do."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import asyncpg
+
+from graphile_worker._db.dsn import unreadable
+from graphile_worker.errors import (
+    DatabaseError,
+    GraphileWorkerError,
+    InvalidJobError,
+    SchemaMissingError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from graphile_worker._db.sql import Schema
+
+_BY_CONSTRAINT = {
+    "tasks_identifier_check": ("identifier", "GWBID"),
+    "job_queues_queue_name_check": ("queue_name", "GWBQN"),
+    "jobs_key_check": ("job_key", "GWBJK"),
+    "jobs_max_attempts_check": ("max_attempts", "GWBMA"),
+}
+_BAD_KEY_MODE = "GWBKM"
+
+
+@contextmanager
+def connecting(where: str) -> Iterator[None]:
+    """Errors of the attempt to connect, as errors of ours."""
+    try:
+        yield
+    except asyncpg.InvalidCatalogNameError as error:
+        raise DatabaseError(f"{_sentence(error)} Create it, or name another.") from error
+    except (asyncpg.InvalidPasswordError, asyncpg.InvalidAuthorizationSpecificationError) as error:
+        raise DatabaseError(f"The server ({where}) refuses the user: {_sentence(error)}") from error
+    except asyncpg.PostgresError as error:
+        raise DatabaseError(f"The server ({where}) accepts no connection: {_sentence(error)}") from error
+    except OSError as error:
+        raise DatabaseError(
+            f"Cannot reach the database ({where}): {str(error) or 'no answer'}. "
+            "Is the server running, and are host and port right?"
+        ) from error
+    except (asyncpg.ClientConfigurationError, ValueError):
+        # Not chained: the driver's message may quote a part of the password.
+        raise unreadable() from None
+
+
+@contextmanager
+def translated(schema: Schema) -> Iterator[None]:
+    """Errors of statements on the schema, as errors of ours."""
+    try:
+        yield
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+        raise statement_failed(error, schema) from error
+
+
+def statement_failed(error: Exception, schema: Schema) -> GraphileWorkerError:
+    """Why a statement on the schema failed."""
+    match error:
+        case (
+            asyncpg.InvalidSchemaNameError()
+            | asyncpg.UndefinedTableError()
+            | asyncpg.UndefinedFunctionError()
+            | asyncpg.UndefinedObjectError()
+        ):
+            return SchemaMissingError(
+                f"The schema {schema.name!r} is not installed in this database. Install it with "
+                "`await utils.migrate()`, or with `graphile-worker --schema-only`."
+            )
+        case asyncpg.CheckViolationError(constraint_name=str(name)) if name in _BY_CONSTRAINT:
+            argument, code = _BY_CONSTRAINT[name]
+            return InvalidJobError(
+                f"{argument} is refused by the database: {error}.", argument=argument, code=code
+            )
+        case asyncpg.InsufficientPrivilegeError():
+            return DatabaseError(
+                f"The role may not use the schema {schema.name!r}: {_sentence(error)} "
+                "Connect as the schema's owner, or as a member of it."
+            )
+        case asyncpg.PostgresError(sqlstate="GWBKM"):
+            return InvalidJobError(_sentence(error), argument="job_key_mode", code=_BAD_KEY_MODE)
+        case asyncpg.PostgresError():
+            return DatabaseError(f"The database refused the statement: {_sentence(error)}")
+        case _:
+            return DatabaseError(
+                f"The connection to the database was lost: {error}. Whether the statement was done "
+                "is not known; look before repeating it."
+            )
+
+
+def _sentence(error: Exception) -> str:
+    text = str(error).strip()
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")

@@ -1,0 +1,125 @@
+"""One typed function for each statement about jobs."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from graphile_worker._db.sql import Schema, statements_for
+from graphile_worker.job import Job, JobSpec, JobState
+from graphile_worker.payload import decode_payload, encode_payload
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import asyncpg
+
+    from graphile_worker._db.connect import Connection
+
+_NO_FLAGS: frozenset[str] = frozenset()
+_STATES = {state.value: state for state in JobState}
+
+
+def read_job(row: asyncpg.Record, task_identifier: str | None = None, queue_name: str | None = None) -> Job:
+    """A row with the columns of `job_columns`, and with `job_names` unless they are given.
+
+    If both are there, those given stand in for names that the row does not know.
+    """
+    if "task_identifier" in row:
+        task_identifier = row["task_identifier"] or task_identifier
+        queue_name = row["queue_name"] or queue_name
+    flags = row["flags"]
+    return Job(
+        id=row["id"],
+        task_identifier=task_identifier or "",
+        queue_name=None if row["job_queue_id"] is None else queue_name,
+        payload=decode_payload(row["payload"]),
+        priority=row["priority"],
+        run_at=aware(row["run_at"]),
+        attempts=row["attempts"],
+        max_attempts=row["max_attempts"],
+        last_error=row["last_error"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+        key=row["key"],
+        locked_at=row["locked_at"],
+        locked_by=row["locked_by"],
+        revision=row["revision"],
+        flags=frozenset(decode_payload(flags)) if flags else _NO_FLAGS,
+        is_available=row["is_available"],
+        task_id=row["task_id"],
+        job_queue_id=row["job_queue_id"],
+        state=_STATES[row["state"]],
+    )
+
+
+async def add_job(connection: Connection, schema: Schema, spec: JobSpec) -> Job:
+    """Add one job."""
+    statement = statements_for(schema, "jobs.sql")["add_job"]
+    arguments = (
+        spec.identifier,
+        None if spec.payload is None else encode_payload(spec.payload),
+        spec.queue_name,
+        *split_instant(spec.run_at),
+        spec.max_attempts,
+        spec.job_key,
+        spec.priority,
+        None if spec.flags is None else list(spec.flags),
+        spec.job_key_mode,
+    )
+    # On functions that npm installed a keyed add that meets a worker comes back empty, and has added
+    # nothing. Asked again it sees that the job runs.
+    while True:
+        row = await connection.fetchrow(statement, *arguments)
+        if row is not None and row["id"] is not None:
+            return read_job(row, spec.identifier, spec.queue_name)
+
+
+async def get_job(connection: Connection, schema: Schema, **filters: object) -> Job | None:
+    """The one job that the filters select."""
+    found = await list_jobs(connection, schema, limit=1, **filters)
+    return found[0] if found else None
+
+
+async def list_jobs(connection: Connection, schema: Schema, *, limit: int, **filters: object) -> list[Job]:
+    """Jobs in the order of their ids: those for which all filters that are not None hold."""
+    statements = statements_for(schema, "jobs.sql")
+    parts, values = [statements["select_jobs"]], []
+    for name, value in [*filters.items(), ("first_jobs", limit)]:
+        if value is not None:
+            values.append(value)
+            parts.append(statements[name].replace("{value}", f"${len(values)}"))
+    return [read_job(row) for row in await connection.fetch("\n".join(parts), *values)]
+
+
+async def change_jobs(connection: Connection, schema: Schema, name: str, *arguments: object) -> list[Job]:
+    """Call one of the functions that return the jobs they changed."""
+    statement = statements_for(schema, "jobs.sql")[name]
+    return [read_job(row) for row in await connection.fetch(statement, *arguments)]
+
+
+async def force_unlock_workers(connection: Connection, schema: Schema, worker_ids: Sequence[str]) -> None:
+    """Free all that these workers hold."""
+    await connection.execute(statements_for(schema, "jobs.sql")["force_unlock_workers"], worker_ids)
+
+
+async def count_jobs(connection: Connection, schema: Schema) -> list[asyncpg.Record]:
+    """Jobs by task and state."""
+    return await connection.fetch(statements_for(schema, "jobs.sql")["count_jobs"])
+
+
+def containing(text: str) -> str:
+    """A pattern for texts that contain the text."""
+    return "%" + text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
+
+
+def split_instant(instant: datetime | timedelta | None) -> tuple[datetime | None, float | None]:
+    """A moment, or else seconds from the database's now; the statements take both."""
+    if isinstance(instant, timedelta):
+        return None, instant.total_seconds()
+    return instant, None
+
+
+def aware(moment: datetime) -> datetime:
+    # The driver shows infinity as the first or last moment there is, without a zone.
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

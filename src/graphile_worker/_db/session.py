@@ -1,0 +1,54 @@
+"""`Session`: one schema, and the connections to work on it with."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from graphile_worker._db.failures import translated
+from graphile_worker._db.retryable import retrying
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from graphile_worker._db.connect import Connection, Pool
+    from graphile_worker._db.sql import Schema
+
+T = TypeVar("T")
+_ATTEMPTS = 10
+
+
+class Session:
+    """Runs operations on connections of a pool, or on one that the caller brings."""
+
+    def __init__(self, schema: Schema, pool: Pool) -> None:
+        self.schema = schema
+        self.pool = pool
+
+    async def call(
+        self, operation: Callable[[Connection], Awaitable[T]], connection: Connection | None = None
+    ) -> T:
+        """The result of an operation that is one statement, or one transaction.
+
+        On a connection of ours it is repeated if the server rolled it back for a reason that passes. On the
+        caller's never: what else is in the transaction is not ours to repeat.
+        """
+
+        async def once() -> T:
+            async with self.connection() as own:
+                return await operation(own)
+
+        if connection is None:
+            with translated(self.schema):
+                return await retrying(once, attempts=_ATTEMPTS)
+        with translated(self.schema):
+            return await operation(connection)
+
+    @asynccontextmanager
+    async def connection(self, given: Connection | None = None) -> AsyncIterator[Connection]:
+        """The connection given, or one of ours."""
+        if given is not None:
+            yield given
+        else:
+            async with self.pool.connection() as own:
+                yield own

@@ -1,0 +1,177 @@
+-- Adding, reading and administering jobs. Payloads and flags cross as text, so that it does not matter which
+-- codecs the caller's connection has for json. Delays cross as seconds, because a day of an interval has 23
+-- or 25 hours where the session's time zone says so.
+
+-- name: job_columns
+  job.id,
+  job.task_id,
+  job.job_queue_id,
+  job.payload::text as payload,
+  job.priority,
+  job.run_at,
+  job.attempts,
+  job.max_attempts,
+  job.last_error,
+  job.created_at,
+  job.updated_at,
+  job.key,
+  job.locked_at,
+  job.locked_by,
+  job.revision,
+  job.flags::text as flags,
+  job.is_available,
+  {job_state} as state
+
+-- name: job_state
+case
+    when job.locked_at is not null then 'running'
+    when job.attempts >= job.max_attempts then 'failed'
+    when job.run_at > now() then 'scheduled'
+    else 'ready'
+  end
+
+-- name: job_names
+-- A task or queue that the call itself created is not visible to the statement around the call: then its
+-- name is the one that was asked for.
+  (select task.identifier from {schema}._private_tasks as task where task.id = job.task_id)
+    as task_identifier,
+  (select queue.queue_name from {schema}._private_job_queues as queue where queue.id = job.job_queue_id)
+    as queue_name
+
+-- name: add_job
+select {job_columns}, {job_names}
+from {schema}.add_job(
+  identifier => $1,
+  payload => $2::text::json,
+  queue_name => $3,
+  run_at => coalesce($4::timestamptz, now() + $5::float8 * interval '1 second'),
+  max_attempts => $6,
+  job_key => $7,
+  priority => $8,
+  flags => $9,
+  job_key_mode => coalesce($10, 'replace')
+) as job;
+
+-- name: job_specs
+array(
+    select row(
+      spec.identifier,
+      spec.payload::json,
+      spec.queue_name,
+      coalesce(spec.run_at, now() + spec.delay * interval '1 second'),
+      spec.max_attempts,
+      spec.job_key,
+      spec.priority,
+      spec.flags::text[]
+    )::{schema}.job_spec
+    from unnest(
+      $1::text[], $2::text[], $3::text[], $4::timestamptz[], $5::float8[], $6::smallint[], $7::text[],
+      $8::smallint[], $9::text[]
+    ) as spec (
+      identifier, payload, queue_name, run_at, delay, max_attempts, job_key, priority, flags
+    )
+  )
+
+-- name: add_jobs
+-- From functions that keep the order: what the caller knows already is not sent back.
+select
+  job.id,
+  job.task_id,
+  job.job_queue_id,
+  job.run_at,
+  job.max_attempts,
+  job.created_at,
+  job.updated_at,
+  job.revision,
+  job.run_at > now() as is_scheduled,
+  case when job.revision > 0 then job.payload::text end as merged_payload
+from {schema}.add_jobs({job_specs}, $10) as job;
+
+-- name: add_jobs_in_any_order
+select {job_columns} from {schema}.add_jobs({job_specs}, $10) as job;
+
+-- name: read_names
+select 'task' as kind, id, identifier as name from {schema}._private_tasks where id = any ($1)
+union all
+select 'queue', id, queue_name from {schema}._private_job_queues where id = any ($2);
+
+-- name: keeps_order
+-- Whether add_jobs is ours, which returns rows in the order of the specs. By its text: npm may replace it
+-- with an upgrade of its own at any time.
+select position('returned in the order of the specs' in prosrc) > 0
+from pg_catalog.pg_proc
+where oid = ($1::text || '.add_jobs(' || $1 || '.job_spec[],boolean)')::regprocedure;
+
+-- name: remove_job
+select {job_columns}, {job_names} from {schema}.remove_job($1) as job where job.id is not null;
+
+-- name: complete_jobs
+select {job_columns}, {job_names} from {schema}.complete_jobs($1::bigint[]) as job order by job.id;
+
+-- name: permanently_fail_jobs
+select {job_columns}, {job_names}
+from {schema}.permanently_fail_jobs($1::bigint[], $2) as job order by job.id;
+
+-- name: reschedule_jobs
+select {job_columns}, {job_names}
+from {schema}.reschedule_jobs(
+  job_ids => $1::bigint[],
+  run_at => coalesce($2::timestamptz, now() + $3::float8 * interval '1 second'),
+  priority => $4,
+  attempts => $5,
+  max_attempts => $6
+) as job order by job.id;
+
+-- name: force_unlock_workers
+select {schema}.force_unlock_workers($1::text[]);
+
+-- name: select_jobs
+select {job_columns}, {job_names} from {schema}._private_jobs as job where true
+
+-- name: having_id
+and job.id = {value}
+
+-- name: having_key
+and job.key = {value}
+
+-- name: having_task
+and job.task_id = (select id from {schema}._private_tasks where identifier = {value})
+
+-- name: having_queue_name
+and job.job_queue_id = (select id from {schema}._private_job_queues where queue_name = {value})
+
+-- name: having_state
+and {job_state} = {value}
+
+-- name: having_locked_by
+and job.locked_by = {value}
+
+-- name: having_text
+and (
+  job.payload::text ilike {value} or job.last_error ilike {value} or job.key ilike {value}
+  or job.locked_by ilike {value}
+)
+
+-- name: after_id
+and job.id > {value}
+
+-- name: first_jobs
+order by job.id limit {value}
+
+-- name: count_jobs
+select
+  task.identifier,
+  counted.*
+from (
+  select
+    job.task_id,
+    count(*) filter (where job.is_available and job.run_at <= now()) as ready,
+    count(*) filter (where job.is_available and job.run_at > now()) as scheduled,
+    count(job.locked_at) as running,
+    count(*) filter (where not job.is_available and job.locked_at is null) as failed,
+    min(job.run_at) filter (where job.is_available and job.run_at <= now()) as oldest_due
+  from {schema}._private_jobs as job
+  group by job.task_id
+) as counted
+left join {schema}._private_tasks as task on task.id = counted.task_id
+order by task.identifier;

@@ -1,0 +1,266 @@
+"""Looking after the jobs of a queue."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from graphile_worker._db import queries
+from graphile_worker._db.cleanup import delete_permafailed_jobs, delete_unused
+from graphile_worker.errors import ConfigurationError
+from graphile_worker.job import SMALLINT, Job, JobState, check_instant, check_integer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from graphile_worker._db.connect import Connection
+    from graphile_worker._db.session import Session
+
+
+class CleanupTask(StrEnum):
+    """What `WorkerUtils.cleanup` can remove."""
+
+    DELETE_PERMAFAILED_JOBS = "DELETE_PERMAFAILED_JOBS"
+    """Jobs that are out of attempts."""
+    GC_TASK_IDENTIFIERS = "GC_TASK_IDENTIFIERS"
+    """Names of tasks that no job uses. Workers remember the numbers of theirs: stop those first, or keep
+    the names that they serve."""
+    GC_JOB_QUEUES = "GC_JOB_QUEUES"
+    """Queues without a job."""
+
+
+class Cleaned(NamedTuple):
+    """How many of each `WorkerUtils.cleanup` removed."""
+
+    jobs: int = 0
+    task_identifiers: int = 0
+    queues: int = 0
+
+
+class TaskStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How many jobs of one task, or of all tasks, are in each state."""
+
+    ready: int = 0
+    scheduled: int = 0
+    running: int = 0
+    failed: int = 0
+    oldest_due: datetime | None = None
+    """Since when the job that waits longest has been due."""
+
+    @property
+    def total(self) -> int:
+        """Jobs in any state."""
+        return self.ready + self.scheduled + self.running + self.failed
+
+
+class Stats(TaskStats, frozen=True, kw_only=True):
+    """How many jobs there are, in all and by task."""
+
+    tasks: dict[str, TaskStats]
+
+
+class Administration:
+    """The part of `WorkerUtils` that looks after jobs which are there."""
+
+    def __init__(self, session: Session, *, use_local_time: bool) -> None:
+        self._session = session
+        self._use_local_time = use_local_time
+
+    async def remove_job(self, job_key: str, *, connection: Connection | None = None) -> Job | None:
+        """Remove the job with that key; None if there is none.
+
+        A job that runs is not stopped, but loses its key and will not be tried again.
+        """
+        jobs = await self._change("remove_job", job_key, connection=connection)
+        return jobs[0] if jobs else None
+
+    async def complete_jobs(
+        self, job_ids: Iterable[int], *, connection: Connection | None = None
+    ) -> list[Job]:
+        """Delete jobs as if they had succeeded. Returns them; those that run now are left alone."""
+        return await self._change("complete_jobs", list(job_ids), connection=connection)
+
+    async def permanently_fail_jobs(
+        self, job_ids: Iterable[int], reason: str | None = None, *, connection: Connection | None = None
+    ) -> list[Job]:
+        """Let jobs not be tried again. Returns them; those that run now are left alone."""
+        return await self._change("permanently_fail_jobs", list(job_ids), reason, connection=connection)
+
+    async def reschedule_jobs(
+        self,
+        job_ids: Iterable[int],
+        *,
+        run_at: datetime | timedelta | None = None,
+        priority: int | None = None,
+        attempts: int | None = None,
+        max_attempts: int | None = None,
+        connection: Connection | None = None,
+    ) -> list[Job]:
+        """Change what is given, and nothing else. Returns the jobs; those that run now are left alone.
+
+        Example:
+            Run failed jobs again, with all their attempts: ``reschedule_jobs(ids, run_at=timedelta(0),
+            attempts=0)``.
+        """
+        if run_at is not None:
+            check_instant("run_at", run_at)
+            if self._use_local_time:
+                run_at = by_local_clock(run_at)
+        for name, value, allowed in (
+            ("priority", priority, SMALLINT),
+            ("attempts", attempts, range(SMALLINT.stop)),
+            ("max_attempts", max_attempts, range(1, SMALLINT.stop)),
+        ):
+            if value is not None:
+                check_integer(name, value, allowed, code="GWBMA" if name == "max_attempts" else None)
+        return await self._change(
+            "reschedule_jobs",
+            list(job_ids),
+            *queries.split_instant(run_at),
+            priority,
+            attempts,
+            max_attempts,
+            connection=connection,
+        )
+
+    async def force_unlock_workers(
+        self, worker_ids: Iterable[str], *, connection: Connection | None = None
+    ) -> None:
+        """Free all jobs and queues that these workers hold, by the names in ``locked_by``.
+
+        Only for workers that are gone for good: what a live one holds would run twice.
+        """
+        ids = list(worker_ids)
+        await self._session.call(
+            lambda on: queries.force_unlock_workers(on, self._session.schema, ids), connection
+        )
+
+    async def cleanup(
+        self,
+        tasks: Iterable[CleanupTask | str] = (CleanupTask.GC_JOB_QUEUES,),
+        *,
+        keep_task_identifiers: Iterable[str] = (),
+        connection: Connection | None = None,
+    ) -> Cleaned:
+        """Remove what nobody needs any more: see `CleanupTask`.
+
+        While names are removed, whoever adds or takes jobs waits for a moment.
+
+        Args:
+            tasks: What to remove; by default queues without a job.
+            keep_task_identifiers: Names of tasks to keep, above all those that running workers serve.
+            connection: A connection of the caller's. Its locks then last to the end of the transaction.
+        """
+        allowed = [task.value for task in CleanupTask]
+        wanted = {str(task) for task in tasks}
+        if unknown := sorted(wanted - set(allowed)):
+            raise ConfigurationError(
+                f"cleanup does not know {', '.join(unknown)}. It knows {', '.join(allowed)}."
+            )
+        keep = list(keep_task_identifiers)
+        schema, call = self._session.schema, self._session.call
+        jobs = identifiers = queues = 0
+        # In this order: what one step removes, the next finds unused.
+        if CleanupTask.DELETE_PERMAFAILED_JOBS in wanted:
+            jobs = await call(lambda on: delete_permafailed_jobs(on, schema), connection)
+        if CleanupTask.GC_TASK_IDENTIFIERS in wanted:
+            identifiers = await call(
+                lambda on: delete_unused(on, schema, "task_identifiers", keep), connection
+            )
+        if CleanupTask.GC_JOB_QUEUES in wanted:
+            queues = await call(lambda on: delete_unused(on, schema, "queues"), connection)
+        return Cleaned(jobs, identifiers, queues)
+
+    async def get_job(
+        self, *, id: int | None = None, key: str | None = None, connection: Connection | None = None
+    ) -> Job | None:
+        """The job with that id or key; None if there is none (any more)."""
+        if (id is None) == (key is None):
+            raise ConfigurationError("Pass id or key, one of them.")
+        schema = self._session.schema
+        return await self._session.call(
+            lambda on: queries.get_job(on, schema, having_id=id, having_key=key), connection
+        )
+
+    async def list_jobs(
+        self,
+        *,
+        task: str | None = None,
+        queue_name: str | None = None,
+        state: JobState | str | None = None,
+        key: str | None = None,
+        locked_by: str | None = None,
+        text: str | None = None,
+        limit: int = 100,
+        after: int | None = None,
+        connection: Connection | None = None,
+    ) -> list[Job]:
+        """Jobs for which all that is given holds, in the order of their ids.
+
+        Args:
+            task: The identifier of their task.
+            queue_name: Their queue.
+            state: Where they stand.
+            key: Their key.
+            locked_by: The worker that runs them.
+            text: Something that their payload, last error, key or worker contains, in upper or lower case.
+            limit: How many at most.
+            after: Only ids above this one. Pass the last id of one page to get the next; jobs that come or
+                go meanwhile do not shift the pages.
+            connection: A connection of the caller's.
+        """
+        if state is not None and state not in set(JobState):
+            raise ConfigurationError(f"There is no state {state!r}, but {', '.join(JobState)}.")
+        schema = self._session.schema
+        return await self._session.call(
+            lambda on: queries.list_jobs(
+                on,
+                schema,
+                having_task=task,
+                having_queue_name=queue_name,
+                having_state=state,
+                having_key=key,
+                having_locked_by=locked_by,
+                having_text=None if text is None else queries.containing(text),
+                after_id=after,
+                limit=limit,
+            ),
+            connection,
+        )
+
+    async def stats(self, *, connection: Connection | None = None) -> Stats:
+        """How many jobs there are in each state, in all and by task: one pass over the jobs."""
+        schema = self._session.schema
+        rows = await self._session.call(lambda on: queries.count_jobs(on, schema), connection)
+        tasks = {
+            row["identifier"] or f"(unknown task {row['task_id']})": TaskStats(
+                ready=row["ready"],
+                scheduled=row["scheduled"],
+                running=row["running"],
+                failed=row["failed"],
+                oldest_due=row["oldest_due"],
+            )
+            for row in rows
+        }
+        return Stats(
+            ready=sum(task.ready for task in tasks.values()),
+            scheduled=sum(task.scheduled for task in tasks.values()),
+            running=sum(task.running for task in tasks.values()),
+            failed=sum(task.failed for task in tasks.values()),
+            oldest_due=min((task.oldest_due for task in tasks.values() if task.oldest_due), default=None),
+            tasks=tasks,
+        )
+
+    async def _change(self, function: str, *arguments: object, connection: Connection | None) -> list[Job]:
+        schema = self._session.schema
+        return await self._session.call(
+            lambda on: queries.change_jobs(on, schema, function, *arguments), connection
+        )
+
+
+def by_local_clock(instant: datetime | timedelta) -> datetime:
+    """The moment that this machine's clock means."""
+    return datetime.now(UTC) + instant if isinstance(instant, timedelta) else instant

@@ -1,0 +1,90 @@
+"""Payloads: Python values to JSON that PostgreSQL keeps as it is, and back."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from graphile_worker.errors import InvalidJobError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+def encode_payload(payload: object) -> str:
+    r"""The payload as JSON text.
+
+    Beside JSON's own types it takes what msgspec takes: dataclasses, structs, enums, dates, UUIDs,
+    decimals and so on. What PostgreSQL would refuse, or would give back as something else, is refused.
+
+    >>> encode_payload({"n": 2**60, "when": None})
+    '{"n":1152921504606846976,"when":null}'
+    >>> encode_payload({"ratio": float("nan")})
+    Traceback (most recent call last):
+    graphile_worker.errors.InvalidJobError: The payload holds nan, which JSON does not have.
+    """
+    try:
+        encoded = _encode(payload)
+    except UnicodeEncodeError as error:
+        raise InvalidJobError(
+            "The payload holds half of a surrogate pair, which is no text.", argument="payload"
+        ) from error
+    except (TypeError, msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidJobError(
+            f"The payload cannot be written as JSON: {error}.", argument="payload"
+        ) from error
+    # The encoder writes null for numbers that JSON does not have: a null is looked into, and only then.
+    if b"null" in encoded:
+        for number in _unusual_floats(msgspec.to_builtins(payload)):
+            raise InvalidJobError(
+                f"The payload holds {number}, which JSON does not have.", argument="payload"
+            )
+    text = encoded.decode()
+    # An escaped NUL passes as json, but fails as soon as anything reads it as text or jsonb.
+    if "\\u0000" in text and any("\0" in found for found in _strings(_decode(encoded))):
+        raise InvalidJobError(
+            "The payload holds a NUL character, which PostgreSQL cannot store as text.", argument="payload"
+        )
+    return text
+
+
+def decode_payload(text: str | bytes) -> Any:
+    """The value of a JSON text. Integers stay exact, whatever their size."""
+    try:
+        return _decode(text)
+    except msgspec.MsgspecError:
+        # Numbers beyond all floats and halves of surrogate pairs: legal in PostgreSQL's json, rare, and
+        # taken by the standard library.
+        return json.loads(text)
+
+
+def _unusual_floats(value: object) -> Iterator[float]:
+    match value:
+        case float():
+            if not math.isfinite(value):
+                yield value
+        case dict():
+            for item in value.values():
+                yield from _unusual_floats(item)
+        case list() | tuple() | set() | frozenset():
+            for item in value:
+                yield from _unusual_floats(item)
+
+
+def _strings(value: object) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case dict():
+            for key, item in value.items():
+                yield str(key)
+                yield from _strings(item)
+        case list():
+            for item in value:
+                yield from _strings(item)

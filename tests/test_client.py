@@ -1,0 +1,621 @@
+"""WorkerUtils adds and administers jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from graphile_worker import (
+    CleanupTask,
+    ConfigurationError,
+    DatabaseError,
+    InvalidJobError,
+    Job,
+    JobKeyMode,
+    JobSpec,
+    JobState,
+    SchemaMissingError,
+    WorkerUtils,
+    quick_add_job,
+)
+from graphile_worker._db.failures import translated
+from graphile_worker._db.sql import Schema
+from support.jobs import STATES, add, bring_to, count, lock
+from support.waiting import until, until_blocked
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+LATER = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+async def utils(database: str) -> AsyncIterator[WorkerUtils]:
+    async with WorkerUtils(dsn=database) as utils:
+        yield utils
+
+
+async def database_now(db: asyncpg.Connection) -> datetime:
+    now: datetime = await db.fetchval("select clock_timestamp()")
+    return now
+
+
+class TestAddJob:
+    async def test_everything_comes_back_as_it_is_stored(self, utils: WorkerUtils) -> None:
+        job = await utils.add_job(
+            "send",
+            {"to": "Ann", "n": 2**60},
+            queue_name="mail",
+            run_at=LATER,
+            max_attempts=3,
+            job_key="k",
+            job_key_mode="replace",
+            priority=-7,
+            flags={"a", "b"},
+        )
+
+        assert (job.task_identifier, job.queue_name, job.key) == ("send", "mail", "k")
+        assert job.payload == {"to": "Ann", "n": 2**60}
+        assert (job.run_at, job.max_attempts, job.priority) == (LATER, 3, -7)
+        assert (job.flags, job.state, job.revision) == (frozenset("ab"), JobState.SCHEDULED, 0)
+        assert job.created_at.utcoffset() == timedelta(0)
+        assert await utils.get_job(id=job.id) == job
+        assert await utils.get_job(key="k") == job
+
+    async def test_defaults(self, utils: WorkerUtils) -> None:
+        job = await utils.add_job("hello")
+        assert (job.payload, job.max_attempts, job.priority, job.flags) == ({}, 25, 0, frozenset())
+        assert (job.state, job.queue_name, job.is_available) == (JobState.READY, None, True)
+
+    async def test_a_timedelta_counts_from_the_databases_now(
+        self, utils: WorkerUtils, db: asyncpg.Connection
+    ) -> None:
+        # A day is 24 hours, also where the clocks change at night.
+        await db.execute(
+            "alter database "
+            + await db.fetchval("select quote_ident(current_database())")
+            + " set timezone to 'Europe/Paris'"
+        )
+        before = await database_now(db)
+        job = await utils.add_job("t", run_at=timedelta(days=200, microseconds=1))
+        assert timedelta(0) <= job.run_at - before - timedelta(days=200) < timedelta(minutes=1)
+        assert job.run_at - job.created_at == timedelta(days=200, microseconds=1)
+
+    async def test_local_time_is_this_machines(self, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Clock(datetime):
+            @classmethod
+            def now(cls, tz: Any = None) -> Any:
+                return LATER.astimezone(tz)
+
+        monkeypatch.setattr("graphile_worker.administration.datetime", Clock)
+        async with WorkerUtils(dsn=database, use_local_time=True) as utils:
+            assert (await utils.add_job("t")).run_at == LATER
+            assert (await utils.add_job("t", run_at=timedelta(1))).run_at == LATER + timedelta(1)
+            [job] = await utils.add_jobs([JobSpec("t", run_at=timedelta(1))])
+            assert job.run_at == LATER + timedelta(1)
+            [job] = await utils.reschedule_jobs([job.id], run_at=timedelta(0))
+            assert job.run_at == LATER
+
+    async def test_keys_and_modes(self, utils: WorkerUtils) -> None:
+        first = await utils.add_job("a", 1, job_key="k", run_at=LATER)
+        second = await utils.add_job("a", 2, job_key="k", job_key_mode=JobKeyMode.PRESERVE_RUN_AT)
+        third = await utils.add_job("b", 3, job_key="k", job_key_mode="unsafe_dedupe", queue_name="q")
+        fourth = await utils.add_job("b", 4, job_key="k", queue_name="q")
+
+        assert {job.id for job in (first, second, third, fourth)} == {first.id}
+        assert [job.revision for job in (first, second, third, fourth)] == [0, 1, 2, 3]
+        assert [job.payload for job in (second, third, fourth)] == [2, 2, 4]
+        assert (second.run_at, third.run_at) == (LATER, LATER)
+        assert (third.task_identifier, third.queue_name) == ("a", None)
+        assert (fourth.task_identifier, fourth.queue_name) == ("b", "q")
+
+    async def test_a_refused_job_leaves_nothing(self, utils: WorkerUtils, db: asyncpg.Connection) -> None:
+        with pytest.raises(InvalidJobError):
+            await utils.add_job("t", float("nan"))
+        with pytest.raises(InvalidJobError):
+            await utils.add_job("t", priority=99999)
+        assert await count(db) == 0
+
+    @pytest.mark.parametrize(
+        ("arguments", "column", "code"),
+        [
+            ({"identifier": "x" * 129}, "identifier", "GWBID"),
+            ({"queue_name": "x" * 129}, "queue_name", "GWBQN"),
+            ({"job_key": ""}, "job_key", "GWBJK"),
+            ({"max_attempts": 0}, "max_attempts", "GWBMA"),
+            ({"job_key": "k", "job_key_mode": "upsert"}, "job_key_mode", "GWBKM"),
+        ],
+    )
+    async def test_the_codes_are_the_same_when_postgresql_answers(
+        self, db: asyncpg.Connection, arguments: dict[str, Any], column: str, code: str
+    ) -> None:
+        with pytest.raises(InvalidJobError) as by_us:
+            JobSpec(**({"identifier": "t"} | arguments))
+        with pytest.raises(InvalidJobError) as by_postgresql, translated(Schema()):
+            await add(db, **({"identifier": "t"} | arguments))
+
+        for caught in (by_us, by_postgresql):
+            assert (caught.value.argument, caught.value.code) == (column, code)
+
+    async def test_infinity_set_by_sql_can_be_read(self, utils: WorkerUtils, db: asyncpg.Connection) -> None:
+        await db.execute("select graphile_worker.add_job('t', run_at => 'infinity')")
+        [job] = await utils.list_jobs()
+        assert job.run_at == datetime.max.replace(tzinfo=UTC)
+
+
+class TestTransactions:
+    async def test_a_job_is_added_when_the_caller_commits(
+        self, utils: WorkerUtils, db: asyncpg.Connection, database: str
+    ) -> None:
+        other = await asyncpg.connect(database)
+        async with db.transaction():
+            job = await utils.add_job("t", connection=db)
+            assert await count(other) == 0
+        assert await count(other) == 1
+        await other.close()
+        assert await utils.get_job(id=job.id) == job
+
+    async def test_a_rolled_back_transaction_leaves_nothing_of_any_method(
+        self, utils: WorkerUtils, db: asyncpg.Connection
+    ) -> None:
+        kept = await utils.add_job("t", job_key="kept")
+        before = await db.fetch("select * from graphile_worker._private_jobs")
+        transaction = db.transaction()
+        await transaction.start()
+        jobs = await utils.add_jobs([JobSpec("a"), JobSpec("b")], connection=db)
+        await utils.add_batch_job("c", [1], connection=db)
+        await utils.reschedule_jobs([kept.id], priority=3, connection=db)
+        await utils.permanently_fail_jobs([jobs[0].id], "no", connection=db)
+        await utils.complete_jobs([jobs[1].id], connection=db)
+        await utils.remove_job("kept", connection=db)
+        await utils.force_unlock_workers(["w"], connection=db)
+        await utils.cleanup(CleanupTask, connection=db)
+        assert (await utils.stats(connection=db)).total == 1
+        assert len(await utils.list_jobs(connection=db)) == 1
+        await utils.migrate(connection=db)
+        await transaction.rollback()
+        assert await db.fetch("select * from graphile_worker._private_jobs") == before
+
+    async def test_any_json_codec_of_the_caller_is_fine(
+        self, utils: WorkerUtils, db: asyncpg.Connection
+    ) -> None:
+        for kind in ("json", "jsonb"):
+            await db.set_type_codec(
+                kind, encoder=lambda value: json.dumps([value]), decoder=str.upper, schema="pg_catalog"
+            )
+        job = await utils.add_job("t", {"a": "b"}, flags=["f"], connection=db)
+        assert (job.payload, job.flags) == ({"a": "b"}, frozenset("f"))
+        [bulk] = await utils.add_jobs([JobSpec("t", {"a": "b"}, flags=["f"])], connection=db)
+        assert (bulk.payload, bulk.flags) == ({"a": "b"}, frozenset("f"))
+        assert await utils.list_jobs(connection=db) == [job, bulk]
+        assert await utils.list_jobs() == [job, bulk]
+
+    async def test_a_pool_of_the_callers_is_used_and_left_open(self, database: str) -> None:
+        async with asyncpg.create_pool(database, min_size=1, max_size=1) as pool:
+            async with WorkerUtils(pool=pool) as utils:
+                await utils.add_job("t")
+            assert await pool.fetchval("select count(*) from graphile_worker.jobs") == 1
+
+
+class TestAddJobs:
+    async def test_jobs_come_back_in_the_order_of_the_specs_as_they_are_stored(
+        self, utils: WorkerUtils
+    ) -> None:
+        specs = [
+            JobSpec("plain"),
+            JobSpec(
+                "full",
+                {"a": 1},
+                queue_name="q",
+                run_at=LATER,
+                max_attempts=3,
+                job_key="k",
+                priority=-7,
+                flags=['a"b', "c\\d", "{", "e f", ","],
+            ),
+            JobSpec("later", run_at=timedelta(hours=1)),
+            JobSpec("plain", [1, 2]),
+        ]
+
+        jobs = await utils.add_jobs(specs)
+
+        assert [job.task_identifier for job in jobs] == ["plain", "full", "later", "plain"]
+        assert [job.id for job in jobs] == [1, 2, 3, 4]
+        assert [job.state for job in jobs] == ["ready", "scheduled", "scheduled", "ready"]
+        assert await utils.list_jobs() == jobs
+
+    async def test_an_iterator_longer_than_a_chunk_keeps_its_order(self, utils: WorkerUtils) -> None:
+        jobs = await utils.add_jobs(JobSpec(f"t{n % 3}", n, job_key=f"k{n}") for n in range(12_001))
+        assert [job.payload for job in jobs] == list(range(12_001))
+        assert [job.id for job in jobs] == list(range(1, 12_002))
+
+    async def test_modes_are_honoured_spec_by_spec(self, utils: WorkerUtils) -> None:
+        keys = ["a", "b", "c", "d"]
+        await utils.add_jobs([JobSpec("t", job_key=key, run_at=LATER) for key in keys])
+        modes = ["replace", "preserve_run_at", None, JobKeyMode.PRESERVE_RUN_AT]
+        specs = [
+            spec
+            for key, mode in zip(keys, modes, strict=True)
+            for spec in (JobSpec("t"), JobSpec("t", job_key=key, job_key_mode=mode))
+        ]
+
+        jobs = await utils.add_jobs(specs)
+
+        assert [job.key for job in jobs] == [None, "a", None, "b", None, "c", None, "d"]
+        assert [job.run_at == LATER for job in jobs if job.key] == [False, True, False, True]
+
+    async def test_arrays_of_keyed_jobs_are_joined(self, utils: WorkerUtils) -> None:
+        await utils.add_batch_job("t", [1], job_key="k")
+        [job] = await utils.add_jobs([JobSpec("t", [2], job_key="k")])
+        assert job.payload == [1, 2]
+        assert (await utils.add_batch_job("t", iter([3]), job_key="k")).payload == [1, 2, 3]
+
+    async def test_nothing_in_nothing_out(self, utils: WorkerUtils) -> None:
+        assert await utils.add_jobs([]) == []
+
+    @pytest.mark.parametrize(
+        ("specs", "says"),
+        [
+            ([JobSpec("a"), JobSpec("t", job_key="k", job_key_mode="unsafe_dedupe")], "unsafe_dedupe"),
+            ([JobSpec("a", job_key="k"), JobSpec("b", job_key="k")], "'k'"),
+            ([JobSpec("a", n) for n in range(6000)] + [JobSpec("b", float("nan"))], "nan"),
+        ],
+    )
+    async def test_one_bad_spec_refuses_all(
+        self, utils: WorkerUtils, db: asyncpg.Connection, specs: list[JobSpec], says: str
+    ) -> None:
+        with pytest.raises(InvalidJobError, match=says):
+            await utils.add_jobs(specs)
+        assert await count(db) == 0
+        assert (await utils.add_job("still works")).id
+
+    async def test_an_iterator_that_raises_adds_nothing(
+        self, utils: WorkerUtils, db: asyncpg.Connection
+    ) -> None:
+        def specs() -> Any:
+            for n in range(7000):
+                yield JobSpec("t", n)
+            raise LookupError("mine")
+
+        with pytest.raises(LookupError, match="mine"):
+            await utils.add_jobs(specs())
+        assert await count(db) == 0
+
+    async def test_cancelling_adds_nothing_and_leaves_the_connection_usable(
+        self, utils: WorkerUtils, db: asyncpg.Connection, database: str
+    ) -> None:
+        blocker = await asyncpg.connect(database)
+        async with blocker.transaction():
+            await blocker.execute("lock table graphile_worker._private_jobs")
+            adding = asyncio.create_task(
+                utils.add_jobs((JobSpec("t", n) for n in range(20_000)), connection=db)
+            )
+            await until_blocked(blocker, db.get_server_pid())
+            adding.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await adding
+        await blocker.close()
+        assert await count(db) == 0
+
+    async def test_an_empty_batch_is_refused(self, utils: WorkerUtils) -> None:
+        with pytest.raises(InvalidJobError, match="at least one item"):
+            await utils.add_batch_job("t", [])
+
+
+class TestAdministration:
+    async def test_each_changes_and_returns_all_but_running_jobs(
+        self, utils: WorkerUtils, db: asyncpg.Connection
+    ) -> None:
+        jobs = {}
+        for state in STATES:
+            jobs[state] = (await add(db, job_key=state, max_attempts=9))["id"]
+            await bring_to(db, state, jobs[state])
+        ids = list(jobs.values())
+        changed = [jobs[state] for state in STATES if state != "locked"]
+
+        moved = await utils.reschedule_jobs(iter(ids), run_at=LATER, priority=0, attempts=0, max_attempts=8)
+        assert [job.id for job in moved] == changed
+        assert {(job.run_at, job.attempts, job.max_attempts, job.task_identifier) for job in moved} == {
+            (LATER, 0, 8, "task")
+        }
+        failed = await utils.permanently_fail_jobs(ids, "for good")
+        assert [job.id for job in failed] == changed
+        assert {(job.last_error, job.attempts) for job in failed} == {("for good", 8)}
+        completed = await utils.complete_jobs(ids)
+        assert [job.id for job in completed] == changed
+        [left] = await utils.list_jobs()
+        assert (left.id, left.state, left.locked_by) == (jobs["locked"], "running", "w")
+
+    async def test_reschedule_takes_zero_for_a_value_and_none_for_leave_it(self, utils: WorkerUtils) -> None:
+        job = await utils.add_job("t", priority=5, run_at=LATER)
+        [after] = await utils.reschedule_jobs([job.id], priority=0)
+        assert (after.priority, after.run_at, after.max_attempts) == (0, LATER, 25)
+        [after] = await utils.reschedule_jobs([job.id], run_at=timedelta(0))
+        assert after.state == JobState.READY
+
+    @pytest.mark.parametrize(
+        "arguments", [{"attempts": -1}, {"max_attempts": 0}, {"priority": 2**15}, {"run_at": "now"}]
+    )
+    async def test_reschedule_refuses_what_does_not_fit(
+        self, utils: WorkerUtils, arguments: dict[str, Any]
+    ) -> None:
+        with pytest.raises(InvalidJobError):
+            await utils.reschedule_jobs([1], **arguments)
+
+    async def test_remove_job_returns_it(self, utils: WorkerUtils, db: asyncpg.Connection) -> None:
+        job = await utils.add_job("t", job_key="k", queue_name="q")
+        assert await utils.remove_job("k") == job
+        assert await utils.remove_job("k") is None
+        running = await utils.add_job("t", job_key="k")
+        await lock(db, running.id)
+        removed = await utils.remove_job("k")
+        assert removed is not None
+        assert (removed.key, removed.attempts, removed.state) == (None, 25, "running")
+
+    async def test_force_unlock_workers(self, utils: WorkerUtils, db: asyncpg.Connection) -> None:
+        for worker in ("w1", "w2"):
+            await lock(db, (await utils.add_job("t", queue_name=worker)).id, by=worker)
+        await utils.force_unlock_workers(["w1"])
+        assert [job.locked_by for job in await utils.list_jobs()] == [None, "w2"]
+
+    async def test_an_unknown_job_is_none(self, utils: WorkerUtils) -> None:
+        assert await utils.get_job(id=5) is None
+        assert await utils.get_job(key="k") is None
+        with pytest.raises(ConfigurationError, match="id or key"):
+            await utils.get_job()
+
+
+class TestListing:
+    @pytest.fixture
+    async def jobs(self, utils: WorkerUtils, db: asyncpg.Connection) -> dict[str, Job]:
+        jobs = {
+            "ready": await utils.add_job("a", {"who": "Ann_100%"}, queue_name="q"),
+            "scheduled": await utils.add_job("a", run_at=LATER, job_key="sch"),
+            "running": await utils.add_job("b"),
+            "failed": await utils.add_job("b", queue_name="q"),
+        }
+        await lock(db, jobs["running"].id, by="worker-1")
+        await utils.permanently_fail_jobs([jobs["failed"].id], "Kaputt")
+        return jobs
+
+    @pytest.mark.parametrize(
+        ("filters", "found"),
+        [
+            ({}, ["ready", "scheduled", "running", "failed"]),
+            ({"task": "a"}, ["ready", "scheduled"]),
+            ({"task": "nobody"}, []),
+            ({"queue_name": "q"}, ["ready", "failed"]),
+            ({"state": "ready"}, ["ready"]),
+            ({"state": JobState.SCHEDULED}, ["scheduled"]),
+            ({"state": "running"}, ["running"]),
+            ({"state": "failed"}, ["failed"]),
+            ({"key": "sch"}, ["scheduled"]),
+            ({"locked_by": "worker-1"}, ["running"]),
+            ({"text": "ann_100%"}, ["ready"]),
+            ({"text": "annx100"}, []),
+            ({"text": "KAPUTT"}, ["failed"]),
+            ({"text": "SCH"}, ["scheduled"]),
+            ({"task": "b", "state": "failed", "queue_name": "q"}, ["failed"]),
+            ({"limit": 2}, ["ready", "scheduled"]),
+            ({"limit": 2, "after": 2}, ["running", "failed"]),
+        ],
+    )
+    async def test_filters(
+        self, utils: WorkerUtils, jobs: dict[str, Job], filters: dict[str, Any], found: list[str]
+    ) -> None:
+        assert [job.id for job in await utils.list_jobs(**filters)] == [jobs[name].id for name in found]
+
+    async def test_an_unknown_state_is_refused(self, utils: WorkerUtils) -> None:
+        with pytest.raises(ConfigurationError, match="ready, scheduled, running, failed"):
+            await utils.list_jobs(state="done")
+
+    async def test_pages_do_not_shift_when_jobs_come_and_go(self, utils: WorkerUtils) -> None:
+        jobs = await utils.add_jobs(JobSpec("t") for _ in range(10))
+        first = await utils.list_jobs(limit=4)
+        await utils.complete_jobs([first[0].id, first[-1].id])
+        second = await utils.list_jobs(limit=4, after=first[-1].id)
+        await utils.add_job("t")
+        third = await utils.list_jobs(limit=4, after=second[-1].id)
+        assert [job.id for job in [*first, *second, *third]] == [*(job.id for job in jobs), 11]
+
+    async def test_stats(self, utils: WorkerUtils, jobs: dict[str, Job]) -> None:
+        stats = await utils.stats()
+        assert (stats.ready, stats.scheduled, stats.running, stats.failed) == (1, 1, 1, 1)
+        assert (stats.total, stats.oldest_due) == (4, jobs["ready"].run_at)
+        assert (stats.tasks["a"].scheduled, stats.tasks["a"].total) == (1, 2)
+        assert (stats.tasks["b"].failed, stats.tasks["b"].oldest_due) == (1, None)
+
+    async def test_stats_of_an_empty_queue(self, utils: WorkerUtils) -> None:
+        stats = await utils.stats()
+        assert (stats.total, stats.oldest_due, stats.tasks) == (0, None, {})
+
+
+class TestCleanup:
+    async def names(self, db: asyncpg.Connection) -> tuple[list[str], list[str]]:
+        tasks = await db.fetch("select identifier from graphile_worker._private_tasks order by 1")
+        queues = await db.fetch("select queue_name from graphile_worker._private_job_queues order by 1")
+        return [row[0] for row in tasks], [row[0] for row in queues]
+
+    async def test_failed_jobs_also_beyond_their_attempts(
+        self, utils: WorkerUtils, db: asyncpg.Connection
+    ) -> None:
+        fine, failed, beyond, running = await utils.add_jobs(JobSpec("t") for _ in range(4))
+        await utils.permanently_fail_jobs([failed.id, running.id])
+        await utils.reschedule_jobs([beyond.id], attempts=30)
+        await lock(db, running.id)
+
+        assert await utils.cleanup(["DELETE_PERMAFAILED_JOBS"]) == (2, 0, 0)
+
+        assert [job.id for job in await utils.list_jobs()] == [fine.id, running.id]
+
+    async def test_queues_without_jobs_by_default(self, utils: WorkerUtils, db: asyncpg.Connection) -> None:
+        await utils.add_job("no queue")
+        await utils.add_job("used", queue_name="used")
+        for name in ("empty", "locked"):
+            await utils.complete_jobs([(await utils.add_job("gone", queue_name=name)).id])
+        await db.execute(
+            "update graphile_worker._private_job_queues set locked_at = now() where queue_name = 'locked'"
+        )
+
+        assert await utils.cleanup() == (0, 0, 1)
+
+        assert await self.names(db) == (["gone", "no queue", "used"], ["locked", "used"])
+
+    async def test_task_identifiers_without_jobs_but_those_to_keep(
+        self, utils: WorkerUtils, db: asyncpg.Connection
+    ) -> None:
+        await utils.add_job("used")
+        for name in ("kept", "unused"):
+            await utils.complete_jobs([(await utils.add_job(name)).id])
+
+        cleaned = await utils.cleanup([CleanupTask.GC_TASK_IDENTIFIERS], keep_task_identifiers=["kept"])
+
+        assert cleaned == (0, 1, 0)
+        assert (await self.names(db))[0] == ["kept", "used"]
+
+    async def test_all_three_build_on_each_other(self, utils: WorkerUtils, db: asyncpg.Connection) -> None:
+        job = await utils.add_job("t", queue_name="q")
+        await utils.permanently_fail_jobs([job.id])
+        assert await utils.cleanup(CleanupTask) == (1, 1, 1)
+        assert await self.names(db) == ([], [])
+
+    async def test_an_unknown_step_is_refused_naming_the_known(self, utils: WorkerUtils) -> None:
+        with pytest.raises(ConfigurationError, match=r"VACUUM.*GC_JOB_QUEUES"):
+            await utils.cleanup(["VACUUM"])
+
+    @pytest.mark.parametrize("mode", ["replace", "unsafe_dedupe"])
+    async def test_a_job_that_is_being_added_is_never_orphaned(
+        self, utils: WorkerUtils, db: asyncpg.Connection, database: str, mode: str
+    ) -> None:
+        await utils.complete_jobs([(await utils.add_job("t", queue_name="q")).id])
+        adder = await asyncpg.connect(database)
+        adding = adder.transaction()
+        await adding.start()
+        await utils.add_job("t", queue_name="q", job_key="k", job_key_mode=mode, connection=adder)
+        cleaning = asyncio.create_task(
+            utils.cleanup([CleanupTask.GC_JOB_QUEUES, CleanupTask.GC_TASK_IDENTIFIERS], connection=db)
+        )
+        await until_blocked(adder, db.get_server_pid())
+
+        await adding.commit()
+
+        assert await cleaning == (0, 0, 0)
+        [job] = await utils.list_jobs()
+        assert (job.task_identifier, job.queue_name) == ("t", "q")
+        await adder.close()
+
+    async def test_a_transaction_that_never_ends_is_given_up_on(
+        self, utils: WorkerUtils, db: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("graphile_worker._db.cleanup._LOCK_ATTEMPTS", 2)
+        async with db.transaction():
+            await utils.add_job("t", queue_name="q", connection=db)
+            with pytest.raises(DatabaseError, match="No queues were removed"):
+                await utils.cleanup()
+
+    async def test_the_callers_lock_timeout_is_left_as_it_was(
+        self, utils: WorkerUtils, db: asyncpg.Connection
+    ) -> None:
+        async with db.transaction():
+            await db.execute("set local lock_timeout = '7s'")
+            await utils.cleanup(connection=db)
+            assert await db.fetchval("show lock_timeout") == "7s"
+
+
+class TestConnections:
+    async def test_a_missing_schema_is_named_with_what_to_do(self, empty_database: str) -> None:
+        async with WorkerUtils(dsn=empty_database, schema="mine") as utils:
+            for call in (
+                lambda: utils.add_job("t"),
+                lambda: utils.add_jobs([JobSpec("t")]),
+                utils.list_jobs,
+                utils.stats,
+                utils.cleanup,
+                lambda: utils.complete_jobs([1]),
+            ):
+                with pytest.raises(SchemaMissingError, match=r"'mine'.*utils\.migrate\(\).*--schema-only"):
+                    await call()
+            await utils.migrate()
+            assert (await utils.add_job("t")).id == 1
+
+    async def test_dsn_and_pool_together_are_refused(self, database: str) -> None:
+        async with asyncpg.create_pool(database, min_size=0) as pool:
+            with pytest.raises(ConfigurationError, match="not both"):
+                WorkerUtils(dsn=database, pool=pool)
+
+    async def test_no_database_named_is_an_error_when_one_is_needed(
+        self, monkeypatch: pytest.MonkeyPatch, db: asyncpg.Connection
+    ) -> None:
+        for name in ("DATABASE_URL", "PGDATABASE"):
+            monkeypatch.delenv(name, raising=False)
+        utils = WorkerUtils()
+        with pytest.raises(ConfigurationError, match="No database was named"):
+            await utils.add_job("t")
+        assert (await utils.add_job("t", connection=db)).id
+        await utils.close()
+
+    async def test_it_closes_more_than_once_and_opens_only_what_it_needs(self, database: str) -> None:
+        utils = WorkerUtils(dsn=database)
+        await utils.close()
+        await utils.close()
+
+    async def test_many_at_once_share_its_connections(self, database: str, db: asyncpg.Connection) -> None:
+        async with WorkerUtils(dsn=database, max_pool_size=3) as utils:
+            await asyncio.gather(*(utils.add_job("t") for _ in range(50)))
+            opened = await db.fetchval(
+                "select count(*) from pg_stat_activity where application_name = 'graphile-worker'"
+                " and datname = current_database()"
+            )
+        assert await count(db) == 50
+        assert 1 <= opened <= 3
+
+    async def test_a_killed_connection_is_replaced(self, utils: WorkerUtils, db: asyncpg.Connection) -> None:
+        await utils.add_job("t")
+        others = "from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+        await db.fetch("select pg_terminate_backend(pid) " + others)
+
+        async def gone() -> bool:
+            return not await db.fetchval("select count(*) " + others)
+
+        await until(gone, "the connection ends")
+        await utils.add_job("t")
+        assert await count(db) == 2
+
+    async def test_quick_add_job_opens_adds_and_closes(self, database: str, db: asyncpg.Connection) -> None:
+        job = await quick_add_job("t", {"a": 1}, dsn=database, priority=4, run_at=timedelta(1))
+        assert (job.priority, job.payload, job.state) == (4, {"a": 1}, "scheduled")
+        assert await count(db) == 1
+
+    async def test_nobody_sees_the_password(self) -> None:
+        utils = WorkerUtils(dsn="postgresql://me:hidden@127.0.0.1:1/x")
+        assert "hidden" not in repr(utils)
+        with pytest.raises(DatabaseError, match=r"127\.0\.0\.1:1, database x") as caught:
+            await utils.add_job("t")
+        assert "hidden" not in str(caught.value)
+        await utils.close()
+
+
+def test_adding_has_one_signature_everywhere() -> None:
+    expected = {
+        name: parameter
+        for name, parameter in inspect.signature(WorkerUtils.add_job).parameters.items()
+        if name != "self"
+    }
+    assert list(expected) == [
+        *("identifier", "payload", "queue_name", "run_at", "max_attempts", "job_key", "job_key_mode"),
+        *("priority", "flags", "connection"),
+    ]
+    assert [name for name, it in expected.items() if it.kind is not it.KEYWORD_ONLY] == [
+        *("identifier", "payload"),
+    ]
+    quick = dict(inspect.signature(quick_add_job).parameters)
+    batch = dict(inspect.signature(WorkerUtils.add_batch_job).parameters)
+    assert {name: it for name, it in quick.items() if name not in {"dsn", "schema"}} == expected
+    assert {name for name in batch if name not in {"self", "items"}} == {*expected} - {"payload"}
+    assert set(JobSpec.__struct_fields__) == {*expected} - {"connection"}
