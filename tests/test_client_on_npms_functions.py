@@ -1,0 +1,123 @@
+"""On functions that npm installed the client makes up for what they do not do."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from graphile_worker import JobSpec, WorkerUtils, run_migrations
+from support import node
+from support.jobs import add, lock
+from support.waiting import until_blocked
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+LATER = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+async def utils(empty_database: str) -> AsyncIterator[WorkerUtils]:
+    await node.install("0.18.0", empty_database)
+    await run_migrations(dsn=empty_database)
+    async with WorkerUtils(dsn=empty_database) as utils:
+        yield utils
+
+
+@pytest.fixture
+async def connections(
+    empty_database: str,
+) -> AsyncIterator[tuple[asyncpg.Connection, asyncpg.Connection]]:
+    worker, adder = await asyncpg.connect(empty_database), await asyncpg.connect(empty_database)
+    yield worker, adder
+    await worker.close()
+    await adder.close()
+
+
+async def test_a_keyed_add_that_came_back_empty_is_repeated(
+    utils: WorkerUtils, connections: tuple[asyncpg.Connection, asyncpg.Connection], empty_database: str
+) -> None:
+    worker, adder = connections
+    observer = await asyncpg.connect(empty_database)
+    old = await utils.add_job("t", "old", job_key="k")
+    claim = worker.transaction()
+    await claim.start()
+    await lock(worker, old.id)
+    adding = asyncio.create_task(utils.add_job("t", "new", job_key="k", connection=adder))
+    await until_blocked(observer, adder.get_server_pid())
+
+    await claim.commit()
+    new = await adding
+
+    assert (new.payload, new.key, new.is_available) == ("new", "k", True)
+    assert new.id != old.id
+    await observer.close()
+
+
+async def test_npms_own_function_does_come_back_empty(
+    utils: WorkerUtils, connections: tuple[asyncpg.Connection, asyncpg.Connection], empty_database: str
+) -> None:
+    """The reason for the test above; should this fail one day, upstream has mended it."""
+    worker, adder = connections
+    observer = await asyncpg.connect(empty_database)
+    old = await utils.add_job("t", job_key="k")
+    claim = worker.transaction()
+    await claim.start()
+    await lock(worker, old.id)
+    adding = asyncio.create_task(add(adder, job_key="k"))
+    await until_blocked(observer, adder.get_server_pid())
+
+    await claim.commit()
+
+    assert (await adding)["id"] is None
+    await observer.close()
+
+
+async def test_bulk_pairs_jobs_with_specs_by_what_they_contain(utils: WorkerUtils) -> None:
+    specs = [
+        JobSpec(
+            f"t{n * 7 % 5}",
+            {"n": n // 2},
+            queue_name=f"q{n % 3}" if n % 2 else None,
+            run_at=[None, LATER, timedelta(seconds=n)][n % 3],
+            priority=n % 4 or None,
+            max_attempts=n % 5 or None,
+            flags=["a", "b"] if n % 2 else None,
+            job_key=f"k{n}" if n % 4 == 0 else None,
+        )
+        for n in range(60)
+    ]
+
+    jobs = await utils.add_jobs(specs)
+
+    assert len({job.id for job in jobs}) == 60
+    assert {job.id: job for job in await utils.list_jobs()} == {job.id: job for job in jobs}
+    for spec, job in zip(specs, jobs, strict=True):
+        assert (job.task_identifier, job.payload, job.key) == (spec.identifier, spec.payload, spec.job_key)
+        assert (job.queue_name, job.priority) == (spec.queue_name, spec.priority or 0)
+        assert job.flags == (spec.flags or frozenset())
+
+
+async def test_bulk_asks_again_for_keyed_specs_that_met_a_worker(
+    utils: WorkerUtils, connections: tuple[asyncpg.Connection, asyncpg.Connection], empty_database: str
+) -> None:
+    worker, adder = connections
+    observer = await asyncpg.connect(empty_database)
+    old = {key: await utils.add_job("t", job_key=key) for key in ("a", "b", "c")}
+    claim = worker.transaction()
+    await claim.start()
+    await lock(worker, old["b"].id)
+    specs = [JobSpec("t", key, job_key=key) for key in ("a", "b", "c")] + [JobSpec("t", "d")]
+    adding = asyncio.create_task(utils.add_jobs(specs, connection=adder))
+    await until_blocked(observer, adder.get_server_pid())
+
+    await claim.commit()
+    jobs = await adding
+
+    assert [job.payload for job in jobs] == ["a", "b", "c", "d"]
+    assert [job.id == old.get(str(job.key), job).id for job in jobs] == [True, False, True, True]
+    await observer.close()
