@@ -46,7 +46,7 @@ class JobState(StrEnum):
     """Out of attempts; it stays until somebody completes, retries or cleans it up."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class Job(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job as the database has it: the columns of its row, and the names of its task and queue."""
 
     id: int
@@ -71,12 +71,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     state: JobState
 
 
-class _What(msgspec.Struct, frozen=True):
+class _What(msgspec.Struct, frozen=True, gc=False):
     identifier: str
     payload: Any = None
 
 
-class JobSpec(_What, frozen=True, kw_only=True):
+class JobSpec(_What, frozen=True, kw_only=True, gc=False):
     """A job to be added. What is None takes the database's default.
 
     A wrong value is refused here, with an `InvalidJobError` that names it.

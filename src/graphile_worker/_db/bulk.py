@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphile_worker._db.queries import aware, read_job, split_instant
@@ -44,24 +45,38 @@ class _Chunk(NamedTuple):
 
 async def add_jobs(connection: Connection, schema: Schema, specs: Iterable[JobSpec]) -> list[Job]:
     """Add all or, if one cannot be added, none."""
-    jobs: list[Job] = []
+    statements = statements_for(schema, "jobs.sql")
     async with connection.transaction():
-        statement = statements_for(schema, "jobs.sql")["keeps_order"]
-        send = _send_in_order if await connection.fetchval(statement, schema.quoted) else _send_and_pair
-        under_way: asyncio.Task[list[Job]] | None = None
-        try:
-            for chunk in _chunks(specs):
-                if under_way is not None:
-                    jobs += await under_way
-                under_way = asyncio.create_task(send(connection, schema, chunk))
-                await asyncio.sleep(0)  # lets the request go out before the next chunk is made
-            if under_way is not None:
-                jobs += await under_way
-        finally:
-            # Whatever ends us early must not leave a statement running on the caller's connection.
-            if under_way is not None and not under_way.done():
-                under_way.cancel()
-                await asyncio.wait([under_way])
+        [(now, keeps_order)] = await connection.fetch(statements["prepare_bulk"], schema.quoted)
+        if not keeps_order:
+            return [
+                job for chunk in _chunks(specs) for job in await _add_and_pair(connection, schema, chunk, now)
+            ]
+        return await _add_in_order(connection, statements["add_jobs"], _chunks(specs), now)
+
+
+async def _add_in_order(
+    connection: Connection, statement: str, chunks: Iterator[_Chunk], now: datetime
+) -> list[Job]:
+    """While the server works on one chunk we make the next, and read what it said of the one before."""
+    jobs: list[Job] = []
+    sent: _Chunk | None = None
+    under_way: asyncio.Task[list[asyncpg.Record]] | None = None
+    try:
+        for chunk in chain(chunks, [None]):
+            arguments = None if chunk is None else _arguments(chunk)
+            rows = [] if under_way is None else await under_way
+            if arguments is not None:
+                under_way = asyncio.create_task(connection.fetch(statement, *arguments))
+                await asyncio.sleep(0)  # lets the request go out before we go on
+            if sent is not None:
+                jobs += [_job(*pair, now) for pair in zip(sent.specs, sent.payloads, rows, strict=True)]
+            sent = chunk
+    finally:
+        # Whatever ends us early must not leave a statement running on the caller's connection.
+        if under_way is not None and not under_way.done():
+            under_way.cancel()
+            await asyncio.wait([under_way])
     return jobs
 
 
@@ -116,48 +131,41 @@ def _arguments(chunk: _Chunk) -> list[Any]:
     return [*used, chunk.preserve_run_at]
 
 
-async def _send_in_order(connection: Connection, schema: Schema, chunk: _Chunk) -> list[Job]:
-    statement = statements_for(schema, "jobs.sql")["add_jobs"]
-    rows = await connection.fetch(statement, *_arguments(chunk))
-    return [_job(*pair) for pair in zip(chunk.specs, chunk.payloads, rows, strict=True)]
-
-
-def _job(spec: JobSpec, payload: str, row: asyncpg.Record) -> Job:
+def _job(spec: JobSpec, payload: str, row: asyncpg.Record, now: datetime) -> Job:
     """The job that a spec became: just added or replaced, so neither tried nor locked."""
-    merged_payload = row["merged_payload"]
+    job_id, task_id, job_queue_id, run_at, revision, created_at, merged_payload = row
+    run_at = now if run_at is None else aware(run_at)
     return Job(
-        id=row["id"],
+        id=job_id,
         task_identifier=spec.identifier,
         queue_name=spec.queue_name,
         payload=decode_payload(payload if merged_payload is None else merged_payload),
         priority=spec.priority or 0,
-        run_at=aware(row["run_at"]),
+        run_at=run_at,
         attempts=0,
-        max_attempts=row["max_attempts"],
+        max_attempts=spec.max_attempts or _DEFAULT_MAX_ATTEMPTS,
         last_error=None,
-        created_at=row["created_at"],
-        updated_at=row["updated_at"],
+        created_at=created_at or now,
+        updated_at=now,
         key=spec.job_key,
         locked_at=None,
         locked_by=None,
-        revision=row["revision"],
-        flags=frozenset(spec.flags) if spec.flags else _NO_FLAGS,
+        revision=revision,
+        flags=_NO_FLAGS if spec.flags is None else frozenset(spec.flags),
         is_available=True,
-        task_id=row["task_id"],
-        job_queue_id=row["job_queue_id"],
-        state=JobState.SCHEDULED if row["is_scheduled"] else JobState.READY,
+        task_id=task_id,
+        job_queue_id=job_queue_id,
+        state=JobState.SCHEDULED if run_at > now else JobState.READY,
     )
 
 
-async def _send_and_pair(connection: Connection, schema: Schema, chunk: _Chunk) -> list[Job]:
+async def _add_and_pair(connection: Connection, schema: Schema, chunk: _Chunk, now: datetime) -> list[Job]:
     jobs: dict[object, list[Job]] = defaultdict(list)
     missing = chunk
     while missing.specs:
         for job, payload in await _send_in_any_order(connection, schema, missing):
             jobs[_content_of_job(job, payload)].append(job)
         missing = missing.only(lambda spec: spec.job_key is not None and spec.job_key not in jobs)
-    # The time of the transaction, which jobs without a time of their own got.
-    now = next((job.created_at for found in jobs.values() for job in found if job.key is None), None)
     return [
         jobs[_content_of_spec(spec, payload, now)].pop()
         for spec, payload in zip(chunk.specs, chunk.payloads, strict=True)
@@ -194,12 +202,10 @@ def _content_of_job(job: Job, payload: str) -> object:
     )
 
 
-def _content_of_spec(spec: JobSpec, payload: str, now: datetime | None) -> object:
+def _content_of_spec(spec: JobSpec, payload: str, now: datetime) -> object:
     if spec.job_key is not None:
         return spec.job_key
-    run_at = spec.run_at
-    if now is not None and not isinstance(run_at, datetime):
-        run_at = now + (run_at or timedelta(0))
+    run_at = spec.run_at if isinstance(spec.run_at, datetime) else now + (spec.run_at or timedelta(0))
     return (
         *(spec.identifier, spec.queue_name, payload, spec.priority or 0, run_at),
         *(spec.max_attempts or _DEFAULT_MAX_ATTEMPTS, frozenset(spec.flags or ())),

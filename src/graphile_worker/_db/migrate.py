@@ -230,7 +230,7 @@ async def _change(connection: Connection, schema: Schema) -> bool:
         elif found.revision < REVISION:
             # The row first: npm's installer, if at work, makes us wait here.
             await connection.execute(schema.render(statements["record_revision_20"]))
-            await connection.execute(schema.render(read_script("schema/add_jobs.sql")))
+            await connection.execute(schema.render(read_statements("schema/add_jobs.sql")["functions"]))
             await connection.execute(statements["announce_revision_20"])
         await _add_own_objects(connection, schema, found)
     return True
@@ -252,8 +252,9 @@ async def _install(connection: Connection, schema: Schema, found: _Found) -> Non
         await connection.execute(schema.render(statements["create_ledger"]))
     elif "breaking" not in found.ledger_columns:
         await connection.execute(schema.render(statements["add_breaking_flag"]))
-    for script in ("tables", "add_jobs", "administer"):
-        await connection.execute(schema.render(read_script(f"schema/{script}.sql")))
+    await connection.execute(schema.render(read_script("schema/tables.sql")))
+    await connection.execute(schema.render(read_statements("schema/add_jobs.sql")["functions"]))
+    await connection.execute(schema.render(read_script("schema/administer.sql")))
     await connection.execute(schema.render(statements["record_all_revisions"]))
 
 

@@ -78,12 +78,9 @@ select
   job.id,
   job.task_id,
   job.job_queue_id,
-  job.run_at,
-  job.max_attempts,
-  job.created_at,
-  job.updated_at,
+  nullif(job.run_at, now()) as run_at,
   job.revision,
-  job.run_at > now() as is_scheduled,
+  nullif(job.created_at, now()) as created_at,
   case when job.revision > 0 then job.payload::text end as merged_payload
 from {schema}.add_jobs({job_specs}, $10) as job;
 
@@ -95,10 +92,10 @@ select 'task' as kind, id, identifier as name from {schema}._private_tasks where
 union all
 select 'queue', id, queue_name from {schema}._private_job_queues where id = any ($2);
 
--- name: keeps_order
--- Whether add_jobs is ours, which returns rows in the order of the specs. By its text: npm may replace it
--- with an upgrade of its own at any time.
-select position('returned in the order of the specs' in prosrc) > 0
+-- name: prepare_bulk
+-- The time of the transaction, and whether add_jobs is ours, which returns rows in the order of the specs. By
+-- its text: npm may replace it with an upgrade of its own at any time.
+select now() as now, position('returned in the order of the specs' in prosrc) > 0 as keeps_order
 from pg_catalog.pg_proc
 where oid = ($1::text || '.add_jobs(' || $1 || '.job_spec[],boolean)')::regprocedure;
 

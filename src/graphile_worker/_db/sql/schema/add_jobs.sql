@@ -1,5 +1,29 @@
--- add_jobs and add_job: the two functions that revision 20 changed. They are created on a new schema
--- and replaced on one that we bring from 19 to 20; a schema that arrived at 20 without us keeps its own.
+-- add_jobs and add_job: the two functions that revision 20 changed. They are created on a new schema and
+-- replaced on one that we bring from 19 to 20; a schema that arrived at 20 without us keeps its own.
+
+-- name: replace_pending_job
+on conflict (key) do update set
+      job_queue_id = excluded.job_queue_id,
+      task_id = excluded.task_id,
+      payload = case
+        when json_typeof(job.payload) = 'array' and json_typeof(excluded.payload) = 'array'
+          then (job.payload::jsonb || excluded.payload::jsonb)::json
+        else excluded.payload
+      end,
+      max_attempts = excluded.max_attempts,
+      priority = excluded.priority,
+      flags = excluded.flags,
+      run_at = case
+        when job_key_preserve_run_at and job.attempts = 0 then job.run_at
+        else excluded.run_at
+      end,
+      attempts = 0,
+      last_error = null,
+      revision = job.revision + 1,
+      updated_at = now()
+    where job.locked_at is null
+
+-- name: functions
 
 create or replace function {schema}.add_jobs(
   specs {schema}.job_spec[],
@@ -64,26 +88,7 @@ begin
         select jsonb_object_agg(flag, true) from unnest(spec.flags) as flag
       ) end
     from unnest(specs) as spec
-    on conflict (key) do update set
-      job_queue_id = excluded.job_queue_id,
-      task_id = excluded.task_id,
-      payload = case
-        when json_typeof(job.payload) = 'array' and json_typeof(excluded.payload) = 'array'
-          then (job.payload::jsonb || excluded.payload::jsonb)::json
-        else excluded.payload
-      end,
-      max_attempts = excluded.max_attempts,
-      priority = excluded.priority,
-      flags = excluded.flags,
-      run_at = case
-        when job_key_preserve_run_at and job.attempts = 0 then job.run_at
-        else excluded.run_at
-      end,
-      attempts = 0,
-      last_error = null,
-      revision = job.revision + 1,
-      updated_at = now()
-    where job.locked_at is null
+    {replace_pending_job}
     returning *
   loop
     position := position + 1;
@@ -108,6 +113,8 @@ begin
 end
 $body$;
 
+-- One job at a time is added without arrays: for those PostgreSQL would plan each statement anew each time,
+-- which takes longer than the statements themselves.
 create or replace function {schema}.add_job(
   identifier text,
   payload json default null,
@@ -120,64 +127,73 @@ create or replace function {schema}.add_job(
   job_key_mode text default 'replace'
 ) returns {schema}._private_jobs
 language plpgsql as $body$
-#variable_conflict use_variable
+#variable_conflict use_column
 declare
-  job {schema}._private_jobs;
+  dedupe constant boolean := job_key is not null and coalesce(job_key_mode = 'unsafe_dedupe', false);
+  job_key_preserve_run_at constant boolean := coalesce(job_key_mode = 'preserve_run_at', false);
+  added {schema}._private_jobs;
 begin
-  if job_key is null or coalesce(job_key_mode, 'replace') in ('replace', 'preserve_run_at') then
-    select * into job from {schema}.add_jobs(
-      array[row(
-        identifier, payload, queue_name, run_at, max_attempts::smallint, job_key,
-        priority::smallint, flags
-      )::{schema}.job_spec],
-      coalesce(job_key_mode = 'preserve_run_at', false)
-    );
-    return job;
-  elsif job_key_mode <> 'unsafe_dedupe' then
+  if job_key is not null and job_key_mode not in ('replace', 'preserve_run_at', 'unsafe_dedupe') then
     raise exception 'The job_key_mode "%" does not exist', job_key_mode
       using errcode = 'GWBKM', hint = 'Use replace, preserve_run_at or unsafe_dedupe.';
   end if;
 
-  insert into {schema}._private_tasks as task (identifier)
-    select add_job.identifier
-    where not exists (
-      select from {schema}._private_tasks as task where task.identifier = add_job.identifier
-    )
-    on conflict do nothing;
-  if queue_name is not null then
-    insert into {schema}._private_job_queues as queue (queue_name)
-      select add_job.queue_name
+  -- Repeated if a worker or another caller comes between two of the statements.
+  loop
+    insert into {schema}._private_tasks (identifier)
+      select add_job.identifier
       where not exists (
-        select from {schema}._private_job_queues as queue where queue.queue_name = add_job.queue_name
+        select from {schema}._private_tasks as task where task.identifier = add_job.identifier
       )
-      on conflict do nothing;
-  end if;
-
-  insert into {schema}._private_jobs as existing
-    (job_queue_id, task_id, payload, run_at, max_attempts, key, priority, flags)
-  values (
-    (select queue.id from {schema}._private_job_queues as queue
-      where queue.queue_name = add_job.queue_name),
-    (select task.id from {schema}._private_tasks as task
-      where task.identifier = add_job.identifier),
-    coalesce(payload, '{}'),
-    coalesce(run_at, now()),
-    coalesce(max_attempts, 25)::smallint,
-    job_key,
-    coalesce(priority, 0)::smallint,
-    (select jsonb_object_agg(flag, true) from unnest(flags) as flag)
-  )
-  on conflict (key)
-    -- Whatever the job's state: "unsafe" is the caller's choice.
-    do update set revision = existing.revision + 1, updated_at = now()
-  returning * into job;
-  if job.revision = 0 then
-    if job.job_queue_id is null and queue_name is not null then
-      raise exception 'The queue "%" was removed while a job was being added to it', queue_name
-        using errcode = 'serialization_failure', hint = 'Add the job again.';
+      on conflict (identifier) do nothing;
+    if queue_name is not null then
+      insert into {schema}._private_job_queues (queue_name)
+        select add_job.queue_name
+        where not exists (
+          select from {schema}._private_job_queues as queue where queue.queue_name = add_job.queue_name
+        )
+        on conflict (queue_name) do nothing;
     end if;
-    perform pg_notify('jobs:insert', json_build_object('r', random(), 'count', 1)::text);
+
+    if dedupe then
+      -- Whatever the state of the job that has the key: "unsafe" is the caller's choice.
+      update {schema}._private_jobs as job
+        set revision = job.revision + 1, updated_at = now()
+        where job.key = job_key
+        returning * into added;
+      if found then
+        return added;
+      end if;
+    elsif job_key is not null then
+      -- See add_jobs.
+      update {schema}._private_jobs as job
+        set key = null, attempts = job.max_attempts, updated_at = now()
+        where job.key = job_key and not job.is_available;
+    end if;
+
+    insert into {schema}._private_jobs as job
+      (job_queue_id, task_id, payload, run_at, max_attempts, key, priority, flags)
+    values (
+      (select queue.id from {schema}._private_job_queues as queue
+        where queue.queue_name = add_job.queue_name),
+      (select task.id from {schema}._private_tasks as task where task.identifier = add_job.identifier),
+      coalesce(add_job.payload, '{}'),
+      coalesce(add_job.run_at, now()),
+      coalesce(add_job.max_attempts, 25)::smallint,
+      job_key,
+      coalesce(add_job.priority, 0)::smallint,
+      (select jsonb_object_agg(flag, true) from unnest(add_job.flags) as flag)
+    )
+    {replace_pending_job} and not dedupe
+    returning * into added;
+    exit when found;
+  end loop;
+
+  if added.job_queue_id is null and queue_name is not null then
+    raise exception 'The queue "%" was removed while a job was being added to it', queue_name
+      using errcode = 'serialization_failure', hint = 'Add the job again.';
   end if;
-  return job;
+  perform pg_notify('jobs:insert', json_build_object('r', random(), 'count', 1)::text);
+  return added;
 end
 $body$;
