@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 from pathlib import Path
 
@@ -35,8 +36,6 @@ async def main(dsn: str) -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="graphile-worker-demo-") as folder:
-        Path(folder).chmod(0o755)  # for the server's user, if we are root
-        with EmbeddedPostgres(Path(folder, "postgres")) as server:
-            asyncio.run(main(server.dsn()))
-            server.close(wait=True)
+    folder = Path(tempfile.gettempdir(), f"graphile-worker-demo-{os.getpid()}")
+    with EmbeddedPostgres(folder, remove=True) as server:
+        asyncio.run(main(server.dsn()))

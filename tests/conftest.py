@@ -12,7 +12,6 @@ import asyncpg
 import pytest
 
 from graphile_worker.testing import Databases, running_server
-from graphile_worker.testing.databases import leaked_tasks
 from graphile_worker.testing.servers import fastest_folder
 from support.postgres import Installation, installations
 
@@ -78,8 +77,12 @@ def short_folder() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def pytest_report_header() -> str:
+    return "tested on: " + ", ".join(found.name for found in installations())
+
+
 @pytest.fixture(autouse=True)
 async def no_leaked_tasks() -> AsyncIterator[None]:
     yield
-    leaked = leaked_tasks()
+    leaked = asyncio.all_tasks() - {asyncio.current_task()}
     assert not leaked, f"Tasks were left running: {leaked}"

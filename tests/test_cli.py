@@ -56,13 +56,15 @@ def test_an_embedded_server_serves_the_command(short_folder: Path) -> None:
         (["--schema-only"], "No database was named."),
         (
             ["--schema-only", "-c", "postgresql://localhost:1/x"],
-            "Cannot reach the database at localhost:1/x",
+            "Cannot reach the database (localhost:1, database x)",
         ),
         (
             ["--schema-only", "-c", "postgresql://u:se#cret@h/x"],
             "The connection string cannot be read.",
         ),
-        (["--schema-only", "-c", "mysql://u:secret@h/x"], "The connection string cannot be read."),
+        (["--schema-only", "-c", "mysql://u:secret@h/x"], "mysql:// is not"),
+        (["--schema-only", "-c", ""], "The connection string cannot be read."),
+        (["--schema-only", "-c", "postgresql://h/x", "-s", ""], "cannot be the name of a schema"),
         (["--schema-only", "-c", "postgresql://h/x", "-s", "x" * 64], "PostgreSQL keeps 63"),
     ],
 )

@@ -28,7 +28,7 @@ def server() -> Iterator[EmbeddedPostgres]:
     embedded = EmbeddedPostgres(folder / "pg", port=0)
     with embedded:
         yield embedded
-        embedded.close(wait=True)
+        embedded.close()
     shutil.rmtree(folder)
 
 
@@ -98,12 +98,13 @@ async def test_the_environment_is_asked_in_this_order(
 @pytest.mark.parametrize(
     "dsn",
     [
-        "mysql://u:secret@h/db",
         "postgresql://u:se#cret@h/db",
+        "postgresql://u:12/secret@h/db",
+        "postgresql://u:secret@h:99999/db",
         "postgresql://u:secret@h:port/db",
         "postgresql://u:sec[ret@h/db",
         "u:secret@h/db",
-        "host=h password=secret",
+        "",
         " ",
     ],
 )
@@ -112,6 +113,46 @@ async def test_what_is_no_connection_string_is_refused_without_being_quoted(dsn:
         await quick_add_job("t", dsn=dsn)
     assert "cret" not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("dsn", "says"),
+    [
+        ("mysql://u:secret@h/db", "mysql:// is not"),
+        ("postgresql+asyncpg://u:secret@h/db", r"postgresql\+asyncpg:// is not"),
+        ("host=h password=secret", "key=value"),
+        ("postgresql://u:secret@h/db?sslmode=sideways", "sslmode"),
+        (5, "is a str, not a int"),
+    ],
+)
+async def test_what_is_wrong_with_it_is_named_where_that_is_safe(dsn: str, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says) as caught:
+        await quick_add_job("t", dsn=dsn)
+    assert "secret" not in str(caught.value)
+
+
+async def test_parameters_that_only_libpq_knows_do_no_harm(server: EmbeddedPostgres) -> None:
+    dsn = server.dsn(tcp=True) + "?sslmode=disable&channel_binding=prefer&keepalives=1&connect_timeout=5"
+    assert await where(dsn) == ("postgres", True)
+    assert parse_dsn(dsn).arguments["timeout"] == 5
+
+
+async def test_parameters_that_nobody_knows_are_named(server: EmbeddedPostgres) -> None:
+    with pytest.raises(ConfigurationError, match=r'"pgbouncer"\. Remove it'):
+        await where(server.dsn() + "&pgbouncer=true")
+
+
+async def test_settings_of_the_server_may_be_given(server: EmbeddedPostgres) -> None:
+    async with connect(server.dsn() + "&work_mem=7MB") as connection:
+        assert await connection.fetchval("show work_mem") == "7MB"
+
+
+async def test_an_unescaped_at_sign_in_the_password_is_understood(server: EmbeddedPostgres) -> None:
+    async with connect(server.dsn()) as connection:
+        await connection.execute("drop role if exists at_sign; create role at_sign login password 'p@s:s'")
+    parts = urlsplit(server.dsn(tcp=True))
+    dsn = f"postgresql://at_sign:p@s:s@{parts.hostname}:{parts.port}/postgres"
+    assert await where(dsn) == ("postgres", True)
 
 
 async def test_a_strange_wish_for_ssl_is_refused() -> None:
@@ -137,7 +178,7 @@ async def test_a_strange_wish_for_ssl_is_refused() -> None:
     ],
 )
 def test_each_form_is_told_to_the_driver_in_its_own_terms(dsn: str, url: str) -> None:
-    assert parse_dsn(dsn).arguments == {"dsn": url}
+    assert parse_dsn(dsn).arguments == {"dsn": url, "timeout": 15}
 
 
 @pytest.mark.parametrize("wish", ["true", "1"])

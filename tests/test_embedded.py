@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 import warnings
 from pathlib import Path
@@ -26,6 +27,7 @@ from graphile_worker import (
 from graphile_worker._db.connect import connect
 from graphile_worker.embedded import EmbeddedPostgres
 from graphile_worker.embedded.binaries import SYSTEM_FOLDER, Binaries, ServerUser
+from graphile_worker.testing.servers import fastest_folder
 from support.postgres import ROOT, installations
 from support.waiting import until
 
@@ -87,7 +89,7 @@ async def test_it_starts_is_used_and_stops(short_folder: Path) -> None:
 async def test_data_survives_a_restart(short_folder: Path) -> None:
     with EmbeddedPostgres(short_folder) as server:
         await query(server.dsn(), "create table kept as select 7 as n")
-        server.close(wait=True)
+        server.close()
         assert postmaster(short_folder) is None
     with EmbeddedPostgres(short_folder) as server:
         assert await query(server.dsn(), "select n from kept") == 7
@@ -165,15 +167,115 @@ async def test_a_killed_server_starts_again(short_folder: Path) -> None:
             assert await query(server.dsn(), "select 1") == 1
 
 
-async def test_a_stale_pid_file_with_the_number_of_a_stranger_is_understood(
+async def test_what_a_crash_left_is_stale_even_if_the_number_is_another_process_now(
     short_folder: Path,
 ) -> None:
-    with EmbeddedPostgres(short_folder) as server:
-        server.close(wait=True)
-    pid_file = short_folder / "data" / "postmaster.pid"
-    pid_file.write_text(f"{os.getppid()}\n{short_folder}/data\n1\n5432\n{short_folder}/run\n\n")
-    with EmbeddedPostgres(short_folder) as server:
+    """As after a restart of the machine: a process of the same user has the number of the old server."""
+    with EmbeddedPostgres(short_folder):
+        pass
+    user = ServerUser.find()
+    with subprocess.Popen(["sleep", "60"], **user.run_as) as stranger:
+        left = f"{stranger.pid}\n{short_folder}/data\n1\n5432\n{short_folder}/run\n\n  1 1\nready\n"
+        for path in (short_folder / "data" / "postmaster.pid", short_folder / "run" / ".s.PGSQL.5432.lock"):
+            path.write_text(left)
+            path.chmod(0o600)
+            user.own(path)
+        try:
+            with EmbeddedPostgres(short_folder) as server:
+                assert await query(server.dsn(), "select 1") == 1
+        finally:
+            stranger.kill()
+
+
+async def test_a_starter_killed_while_it_makes_the_cluster_does_not_disturb_the_next(
+    short_folder: Path,
+) -> None:
+    for _ in range(5):
+        with user_process(short_folder) as starter:
+
+            async def at_work() -> bool:
+                return bool(list(short_folder.glob("initdb-*")))
+
+            await until(at_work, "initdb begins")
+            starter.kill()
+        with EmbeddedPostgres(short_folder) as server:
+            assert await query(server.dsn(), "select 1") == 1
+        shutil.rmtree(short_folder)
+
+
+async def test_the_last_to_leave_finds_it_stopped() -> None:
+    with tempfile.TemporaryDirectory(dir=fastest_folder()) as folder:
+        Path(folder).chmod(0o755)
+        with EmbeddedPostgres(Path(folder, "pg")):
+            data = str(Path(folder, "pg", "data"))
+            assert [p for p in psutil.process_iter(["cmdline"]) if data in (p.info["cmdline"] or [])]
+        running = [
+            p.info["cmdline"] for p in psutil.process_iter(["cmdline"]) if data in (p.info["cmdline"] or [])
+        ]
+    assert not [command for command in running if "watcher" not in str(command)]
+
+
+async def test_one_of_two_in_a_process_leaves_without_waiting_for_the_other(short_folder: Path) -> None:
+    with EmbeddedPostgres(short_folder) as other:
+        with EmbeddedPostgres(short_folder):
+            pass
+        assert await query(other.dsn(), "select 1") == 1
+
+
+async def test_an_old_watcher_leaves_a_new_server_in_the_same_place_alone(short_folder: Path) -> None:
+    with user_process(short_folder) as old:
+        first_line(old)
+        shutil.rmtree(short_folder)
+        with EmbeddedPostgres(short_folder) as server:
+            old.kill()
+            old.wait()
+            for _ in range(50):
+                assert await query(server.dsn(), "select 1") == 1
+
+
+async def test_a_temporary_one_is_removed_when_it_stops_also_after_a_crash(short_folder: Path) -> None:
+    with EmbeddedPostgres(short_folder, remove=True):
+        assert short_folder.exists()
+    assert not short_folder.exists()
+
+    code = f"""
+        import os
+        from graphile_worker.embedded import EmbeddedPostgres
+        EmbeddedPostgres({str(short_folder)!r}, remove=True).start()
+        os.kill(os.getpid(), 9)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=False)
+
+    async def removed() -> bool:
+        return not short_folder.exists()
+
+    await until(removed, "the watcher removes the folder")
+
+
+@pytest.mark.parametrize("character", ['"', "$", "`", "\n", ",", "\\"])
+def test_a_name_that_a_shell_would_stumble_over_is_refused(short_folder: Path, character: str) -> None:
+    with pytest.raises(EmbeddedServerError, match="stumble"):
+        EmbeddedPostgres(f"{short_folder}/a{character}b").start()
+
+
+@pytest.mark.parametrize("name", ["with space", "it's", "ünï", "100%"])
+async def test_other_unusual_names_are_fine(short_folder: Path, name: str) -> None:
+    with EmbeddedPostgres(short_folder / name) as server:
         assert await query(server.dsn(), "select 1") == 1
+
+
+def test_settings_that_sharing_rests_on_are_not_parameters(short_folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="port is not a parameter to set: pass port="):
+        EmbeddedPostgres(short_folder, parameters={"port": "5999"}).start()
+
+
+async def test_a_strict_umask_is_no_obstacle(short_folder: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with EmbeddedPostgres(short_folder / "deeper") as server:
+            assert await query(server.dsn(), "select 1") == 1
+    finally:
+        os.umask(before)
 
 
 async def test_parameters_and_a_port_are_set_and_tcp_asks_for_the_password(
@@ -214,7 +316,7 @@ async def test_a_long_path_gets_a_short_socket(short_folder: Path) -> None:
     folder = short_folder / ("x" * 60) / ("y" * 60)
     with EmbeddedPostgres(folder) as server:
         assert await query(server.dsn(), "select 1") == 1
-        server.close(wait=True)
+        server.close()
 
 
 def test_nobody_else_may_enter_the_folders_with_data_and_socket(short_folder: Path) -> None:
@@ -225,7 +327,7 @@ def test_nobody_else_may_enter_the_folders_with_data_and_socket(short_folder: Pa
 
 def test_data_of_another_major_version_is_refused(short_folder: Path) -> None:
     with EmbeddedPostgres(short_folder) as server:
-        server.close(wait=True)
+        server.close()
     (short_folder / "data" / "PG_VERSION").write_text("9.6\n")
     with pytest.raises(
         EmbeddedServerError, match=r"holds data of PostgreSQL 9\.6, and this is PostgreSQL 18"
@@ -324,6 +426,31 @@ class TestAsRoot:
         assert stat.S_IMODE(closed.stat().st_mode) == 0o700
         assert not list(closed.iterdir())
 
+    def test_a_folder_that_another_user_prepared_is_refused(self, short_folder: Path) -> None:
+        secret = short_folder.parent / "secret"
+        secret.mkdir(mode=0o700)
+        short_folder.mkdir()
+        (short_folder / "start.lock").touch()
+        (short_folder / "run").symlink_to(secret)
+        os.chown(short_folder, 65534, 65534)
+        with pytest.raises(EmbeddedServerError, match="another user's"):
+            EmbeddedPostgres(short_folder).start()
+        os.chown(short_folder, 0, 0)
+        with pytest.raises(EmbeddedServerError, match="run is not a folder of"):
+            EmbeddedPostgres(short_folder).start()
+        assert secret.stat().st_uid == 0
+
+    def test_a_link_that_the_servers_user_planted_is_not_followed(self, short_folder: Path) -> None:
+        with EmbeddedPostgres(short_folder):
+            pass
+        shadow = short_folder.parent / "shadow"
+        shadow.write_text("root:x\n")
+        shadow.chmod(0o600)
+        (short_folder / "data" / "postmaster.pid").symlink_to(shadow)
+        with pytest.raises(EmbeddedServerError):
+            EmbeddedPostgres(short_folder).start()
+        assert (shadow.read_text(), shadow.stat().st_uid) == ("root:x\n", 0)
+
     async def test_programs_in_a_closed_folder_are_copied(
         self, short_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -344,7 +471,7 @@ class TestAsRoot:
                 running = postmaster(short_folder)
                 assert running is not None
                 assert running.cmdline()[0].startswith(str(place))
-                server.close(wait=True)
+                server.close()
         assert stat.S_IMODE(closed.stat().st_mode) == 0o700
         assert len(list(place.iterdir())) == 1
 
@@ -361,7 +488,7 @@ class TestAsRoot:
             from graphile_worker.embedded import EmbeddedPostgres
             with EmbeddedPostgres() as server:
                 print(server.path)
-                server.close(wait=True)
+                server.close()
             """,
             home=short_folder,
         )
@@ -378,7 +505,7 @@ class TestAsRoot:
                 """,
                 home=short_folder,
             )
-        assert "is another user's. Name another folder." in done.stderr
+        assert "is another user's, or others may write to it." in done.stderr
 
 
 def test_every_installation_that_is_found_says_its_version() -> None:

@@ -67,7 +67,7 @@ def secure() -> Iterator[Secure]:
     )
     with server:
         yield Secure(server.dsn(tcp=True).replace("127.0.0.1", "localhost"), certificate)
-        server.close(wait=True)
+        server.close()
     shutil.rmtree(folder)
 
 

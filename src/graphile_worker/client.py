@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
 
 def find_schema(name: str | None) -> Schema:
     """The schema given, or else ``GRAPHILE_WORKER_SCHEMA``, or else ``graphile_worker``."""
-    return Schema(name or os.environ.get("GRAPHILE_WORKER_SCHEMA") or DEFAULT_SCHEMA)
+    if name is not None:
+        return Schema(name)
+    return Schema(os.environ.get("GRAPHILE_WORKER_SCHEMA") or DEFAULT_SCHEMA)
 
 
-async def run_migrations(*, dsn: str | None = None, schema: str | None = None) -> None:
+async def run_migrations(dsn: str | None = None, *, schema: str | None = None) -> None:
     """Install the schema, or adopt and complete one that Graphile Worker made.
 
     Safe to call at every start, by any number of processes at once. It happens in one transaction: whole or
@@ -231,6 +234,8 @@ class WorkerUtils(Administration):
         if self._use_local_time:
             specs = map(_by_local_time, specs)
         schema = self._session.schema
+        if isinstance(specs, Sequence):
+            return await self._session.call(lambda on: bulk.add_jobs(on, schema, specs), connection)
         # Not repeated on errors: an iterator cannot be read twice.
         with translated(schema):
             async with self._session.connection(connection) as on:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import asyncpg
 
-from graphile_worker._db.dsn import EMBEDDED, find_dsn, parse_dsn
+from graphile_worker._db.dsn import EMBEDDED, Target, find_dsn, parse_dsn
 from graphile_worker._db.failures import connecting
 from graphile_worker._db.retryable import retrying
 
@@ -28,7 +28,7 @@ async def connect(dsn: str | None) -> AsyncIterator[asyncpg.Connection]:
     """A connection that is closed at the end; an embedded server is kept up for as long."""
     async with _server_of(find_dsn(dsn)) as server_dsn:
         target = parse_dsn(server_dsn)
-        with connecting(target.description):
+        with connecting(target):
             connection = await retrying(
                 lambda: asyncpg.connect(**target.arguments, server_settings=_APPLICATION),
                 attempts=_CONNECT_ATTEMPTS,
@@ -61,7 +61,7 @@ class Pool:
         self._max_size = max_size
         self._prepared_statements = prepared_statements
         self._pool = pool
-        self._where = "the pool given"
+        self._target = Target("the pool given", {})
         self._opening = asyncio.Lock()
         self._resources = AsyncExitStack()
 
@@ -69,7 +69,7 @@ class Pool:
     async def connection(self) -> AsyncIterator[Connection]:
         """A connection for one piece of work."""
         pool = self._pool or await self._open()
-        with connecting(self._where):
+        with connecting(self._target):
             # Safe to repeat: nothing was asked of the server yet.
             connection = await retrying(pool.acquire, attempts=_CONNECT_ATTEMPTS)
         try:
@@ -95,9 +95,8 @@ class Pool:
             if self._pool is not None:  # somebody else opened it while we waited
                 return self._pool
             server_dsn = await self._resources.enter_async_context(_server_of(find_dsn(self._dsn)))
-            target = parse_dsn(server_dsn)
-            self._where = target.description
-            with connecting(self._where):
+            self._target = target = parse_dsn(server_dsn)
+            with connecting(self._target):
                 pool = asyncpg.create_pool(
                     **target.arguments,
                     min_size=0,
@@ -125,7 +124,7 @@ async def _server_of(dsn: str) -> AsyncIterator[str]:
     try:
         yield server.dsn()
     finally:
-        server.close()
+        await asyncio.to_thread(server.close)
 
 
 async def _leave_as_it_is(_connection: object) -> None:

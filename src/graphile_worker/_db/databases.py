@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 def dsn_of(server_dsn: str, database: str) -> str:
     """The connection string for another database on the same server."""
-    return urlsplit(server_dsn)._replace(path="/" + quote(database, safe="")).geturl()
+    parts = urlsplit(server_dsn)
+    query = f"?{parts.query}" if parts.query else ""
+    return f"{parts.scheme}://{parts.netloc}/{quote(database, safe='')}{query}"
 
 
 async def create_database(connection: asyncpg.Connection, name: str, *, template: str = "template0") -> None:

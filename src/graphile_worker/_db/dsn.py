@@ -10,13 +10,20 @@ import os
 import ssl
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from graphile_worker.errors import ConfigurationError
 
 EMBEDDED = "embedded:"
-_URL_SCHEMES = {"postgres", "postgresql", "pg"}
+_CONNECT_TIMEOUT = 15.0
+_URL_SCHEMES = ("postgresql", "postgres", "pg")
 _NODE_SSL_MODES = {"0": "disable", "false": "disable", "no-verify": "require"}
+# Parameters of libpq's that the driver would pass on to the server, which does not know them. None of them
+# changes what is connected to.
+_LIBPQ_ONLY = {
+    *("channel_binding", "gssencmode", "keepalives", "keepalives_count", "keepalives_idle"),
+    *("keepalives_interval", "krbsrvname", "sslcompression", "sslsni", "tcp_user_timeout"),
+}
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,7 @@ class Target:
 
     description: str
     arguments: dict[str, Any] = field(repr=False)
+    secrets: tuple[str, ...] = field(default=(), repr=False)
 
 
 def find_dsn(dsn: str | None) -> str:
@@ -32,7 +40,9 @@ def find_dsn(dsn: str | None) -> str:
 
     With none at all it is an error: a worker must not pick a database by chance.
     """
-    if dsn:
+    if dsn is not None:
+        if not isinstance(dsn, str):
+            raise ConfigurationError(f"A connection string is a str, not a {type(dsn).__name__}.")
         return dsn
     if url := os.environ.get("DATABASE_URL"):
         return url
@@ -55,9 +65,9 @@ def parse_dsn(dsn: str) -> Target:
     try:
         if dsn.startswith("socket:"):
             return _parse_socket(dsn)
-        if "://" not in dsn:
-            return _parse_name(dsn)
-        return _parse_url(dsn)
+        if "://" in dsn:
+            return _parse_url(dsn)
+        return _parse_name(dsn)
     except ValueError:
         # Not chained: the message of the parser may quote a part of the password.
         raise unreadable() from None
@@ -72,45 +82,71 @@ def unreadable() -> ConfigurationError:
 
 
 def _parse_name(name: str) -> Target:
-    if not name or set(name) & set("@:/?=& "):
+    if not name.strip() or set(name) & set("@:/?&"):
         raise unreadable()
-    return Target(f"the local server, database {name}", {"dsn": f"postgresql:///{quote(name)}"})
+    if "=" in name:
+        raise ConfigurationError(
+            "A connection string of the form key=value is not read here. "
+            "Write it as a URL: postgresql://user@host/database"
+        )
+    return _parse_url(f"postgresql:///{quote(name)}")
 
 
 def _parse_socket(dsn: str) -> Target:
     parts = urlsplit(dsn)
     parameters = dict(parse_qsl(parts.query))
-    database = parameters.pop("db", None)
+    database = parameters.pop("db", "")
     parameters["host"] = unquote(parts.path)
-    user, _, _ = parts.netloc.rpartition("@")
-    url = urlunsplit(
-        ("postgresql", f"{user}@" if user else "", "/" + quote(database or ""), urlencode(parameters), "")
-    )
-    return _parse_url(url)
+    user, at, _ = parts.netloc.rpartition("@")
+    return _parse_url(f"postgresql://{user}{at}/{quote(database)}?{urlencode(parameters)}")
 
 
 def _parse_url(dsn: str) -> Target:
     parts = urlsplit(dsn)
-    if parts.scheme not in _URL_SCHEMES or parts.fragment:
+    if parts.scheme not in _URL_SCHEMES:
+        raise ConfigurationError(
+            f"{parts.scheme}:// is not the beginning of a connection string for PostgreSQL; postgresql:// is."
+        )
+    # An @ in the path is the end of a password with an unescaped slash.
+    if parts.fragment or "@" in parts.path:
         raise unreadable()
+    credentials, at, address = parts.netloc.rpartition("@")
+    user, colon, password = credentials.partition(":")
     parameters = dict(parse_qsl(parts.query, keep_blank_values=True))
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = {"timeout": float(parameters.pop("connect_timeout", 0)) or _CONNECT_TIMEOUT}
+    arguments |= _take_ssl(parameters)
+    for name in _LIBPQ_ONLY:
+        parameters.pop(name, None)
+    description = _describe(parts.hostname, parts.port, unquote(parts.path[1:]), parameters)
+    url = f"postgresql://{user}{colon}{quote(unquote(password), safe='')}{at}{address}{parts.path}"
+    if parameters:
+        url += "?" + urlencode(parameters, safe="/")
+    secrets = {password, unquote(password), parameters.get("password", "")} - {""}
+    return Target(description, {"dsn": url, **arguments}, tuple(secrets))
+
+
+def _take_ssl(parameters: dict[str, str]) -> dict[str, Any]:
+    """Node's way to ask for TLS, in the driver's terms."""
     wish = parameters.pop("ssl", None)
+    if wish is None:
+        return {}
     if wish in _NODE_SSL_MODES:
         parameters["sslmode"] = _NODE_SSL_MODES[wish]
-    elif wish in {"1", "true"}:
-        # As Node does: the certificate must be good, by the system's authorities or the one given.
-        arguments["ssl"] = ssl.create_default_context(cafile=parameters.pop("sslrootcert", None))
-    elif wish is not None:
+        return {}
+    if wish not in {"1", "true"}:
         raise ConfigurationError(f"ssl={wish} in the connection string is not true, false or no-verify.")
-    host = parameters.get("host") or parts.hostname or os.environ.get("PGHOST")
-    port = parameters.get("port") or parts.port or os.environ.get("PGPORT")
-    database = parameters.get("dbname") or unquote(parts.path[1:]) or os.environ.get("PGDATABASE")
-    description = f"{host}:{port}" if host and port else host or "the local server"
-    if database:
-        description += f", database {database}"
-    url = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(parameters, safe="/"), ""))
-    # urlunsplit drops the slashes of an empty authority, which the driver wants.
-    if not parts.netloc and not url.startswith("postgresql://"):
-        url = url.replace("postgresql:", "postgresql://", 1)
-    return Target(description, {"dsn": url, **arguments})
+    # As Node does: the certificate must be good, by the system's authorities or by the one given.
+    authority = parameters.pop("sslrootcert", None)
+    try:
+        return {"ssl": ssl.create_default_context(cafile=authority)}
+    except OSError as error:
+        raise ConfigurationError(f"The certificate {authority} cannot be read: {error}.") from error
+
+
+def _describe(host: str | None, port: int | None, database: str, parameters: dict[str, str]) -> str:
+    host = parameters.get("host") or host or os.environ.get("PGHOST")
+    where = str(host or "the local server")
+    if number := parameters.get("port") or port or os.environ.get("PGPORT"):
+        where += f":{number}" if host else f" at port {number}"
+    database = parameters.get("dbname") or database or os.environ.get("PGDATABASE", "")
+    return f"{where}, database {database}" if database else where

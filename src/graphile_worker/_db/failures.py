@@ -9,6 +9,7 @@ import asyncpg
 
 from graphile_worker._db.dsn import unreadable
 from graphile_worker.errors import (
+    ConfigurationError,
     DatabaseError,
     GraphileWorkerError,
     InvalidJobError,
@@ -18,6 +19,7 @@ from graphile_worker.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from graphile_worker._db.dsn import Target
     from graphile_worker._db.sql import Schema
 
 _BY_CONSTRAINT = {
@@ -30,24 +32,36 @@ _BAD_KEY_MODE = "GWBKM"
 
 
 @contextmanager
-def connecting(where: str) -> Iterator[None]:
+def connecting(target: Target) -> Iterator[None]:
     """Errors of the attempt to connect, as errors of ours."""
+    where = target.description
     try:
         yield
     except asyncpg.InvalidCatalogNameError as error:
-        raise DatabaseError(f"{_sentence(error)} Create it, or name another.") from error
+        raise DatabaseError(f"{sentence(error)} Create it, or name another.") from error
     except (asyncpg.InvalidPasswordError, asyncpg.InvalidAuthorizationSpecificationError) as error:
-        raise DatabaseError(f"The server ({where}) refuses the user: {_sentence(error)}") from error
+        raise DatabaseError(f"The server ({where}) refuses the user: {sentence(error)}") from error
+    except asyncpg.UndefinedObjectError as error:
+        raise ConfigurationError(
+            f"An option of the connection string is not known to the server: {sentence(error)} Remove it."
+        ) from error
     except asyncpg.PostgresError as error:
-        raise DatabaseError(f"The server ({where}) accepts no connection: {_sentence(error)}") from error
-    except OSError as error:
+        raise DatabaseError(f"The server ({where}) accepts no connection: {sentence(error)}") from error
+    except (OSError, asyncpg.InternalClientError) as error:
         raise DatabaseError(
-            f"Cannot reach the database ({where}): {str(error) or 'no answer'}. "
+            f"Cannot reach the database ({where}): {str(error) or 'no answer in time'}. "
             "Is the server running, and are host and port right?"
         ) from error
-    except (asyncpg.ClientConfigurationError, ValueError):
-        # Not chained: the driver's message may quote a part of the password.
-        raise unreadable() from None
+    except KeyError as error:
+        raise ConfigurationError(
+            "This process runs as a user without a name, so name one in the connection string: "
+            "postgresql://user@host/database"
+        ) from error
+    except (asyncpg.ClientConfigurationError, ValueError) as error:
+        # Not chained, and not quoted if it quotes the password.
+        if any(secret in str(error) for secret in target.secrets):
+            raise unreadable() from None
+        raise ConfigurationError(f"The connection cannot be made like that: {sentence(error)}") from None
 
 
 @contextmanager
@@ -75,24 +89,25 @@ def statement_failed(error: Exception, schema: Schema) -> GraphileWorkerError:
         case asyncpg.CheckViolationError(constraint_name=str(name)) if name in _BY_CONSTRAINT:
             argument, code = _BY_CONSTRAINT[name]
             return InvalidJobError(
-                f"{argument} is refused by the database: {error}.", argument=argument, code=code
+                f"{argument} is refused by the database: {sentence(error)}", argument=argument, code=code
             )
         case asyncpg.InsufficientPrivilegeError():
             return DatabaseError(
-                f"The role may not use the schema {schema.name!r}: {_sentence(error)} "
+                f"The role may not use the schema {schema.name!r}: {sentence(error)} "
                 "Connect as the schema's owner, or as a member of it."
             )
         case asyncpg.PostgresError(sqlstate="GWBKM"):
-            return InvalidJobError(_sentence(error), argument="job_key_mode", code=_BAD_KEY_MODE)
+            return InvalidJobError(sentence(error), argument="job_key_mode", code=_BAD_KEY_MODE)
         case asyncpg.PostgresError():
-            return DatabaseError(f"The database refused the statement: {_sentence(error)}")
+            return DatabaseError(f"The database refused the statement: {sentence(error)}")
         case _:
             return DatabaseError(
-                f"The connection to the database was lost: {error}. Whether the statement was done "
+                f"The connection to the database was lost: {sentence(error)} Whether the statement was done "
                 "is not known; look before repeating it."
             )
 
 
-def _sentence(error: Exception) -> str:
-    text = str(error).strip()
+def sentence(error: Exception) -> str:
+    """What the error says, without details, as a sentence."""
+    text = str(getattr(error, "message", None) or error).strip()
     return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")

@@ -62,6 +62,8 @@ class Schema:
     quoted: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise ConfigurationError(f"The name of a schema is a str, not a {type(self.name).__name__}.")
         size = len(self.name.encode(errors="surrogatepass"))
         if not self.name or _UNSTORABLE.search(self.name):
             raise ConfigurationError(f"{self.name!r} cannot be the name of a schema.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import pwd
@@ -9,6 +10,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
@@ -60,9 +62,9 @@ class ServerUser:
         return {"user": self.uid, "group": self.gid, "extra_groups": []}
 
     def own(self, path: Path) -> None:
-        """Give a file or folder that we made to the server."""
+        """Give a folder that we made, in a folder that is ours, to the server."""
         if self.drops_root:
-            os.chown(path, self.uid, self.gid)
+            os.chown(path, self.uid, self.gid, follow_symlinks=False)
 
     def closed_folder_above(self, path: Path) -> Path | None:
         """The first folder on the way to `path` that this user may not pass."""
@@ -123,18 +125,27 @@ class Binaries:
         """
         if user.closed_folder_above(self.root / "bin") is None:
             return self
-        place = SYSTEM_FOLDER / f"postgresql-{self.version()}"
+        digest = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:8]
+        place = SYSTEM_FOLDER / f"postgresql-{self.version()}-{digest}"
         copy = place / self.root.parent.name / self.root.name
         if not copy.exists():
-            SYSTEM_FOLDER.mkdir(mode=0o755, parents=True, exist_ok=True)
-            draft = Path(tempfile.mkdtemp(dir=SYSTEM_FOLDER))
-            draft.chmod(0o755)
-            shutil.copytree(self.root, draft / copy.relative_to(place), symlinks=True)
-            # A repaired wheel keeps shared libraries beside the package.
-            for libraries in self.root.parent.parent.glob(f"{self.root.parent.name}.libs"):
-                shutil.copytree(libraries, draft / libraries.name, symlinks=True)
-            try:
-                draft.rename(place)
-            except OSError:  # another process was faster
-                shutil.rmtree(draft)
+            make_open_folder(SYSTEM_FOLDER)
+            with tempfile.TemporaryDirectory(dir=SYSTEM_FOLDER, ignore_cleanup_errors=True) as name:
+                draft = Path(name) / place.name
+                shutil.copytree(self.root, draft / copy.relative_to(place), symlinks=True)
+                # A repaired wheel keeps shared libraries beside the package.
+                for libraries in self.root.parent.parent.glob(f"{self.root.parent.name}.libs"):
+                    shutil.copytree(libraries, draft / libraries.name, symlinks=True)
+                for folder in (draft, draft / self.root.parent.name):
+                    folder.chmod(0o755)
+                with suppress(OSError):  # another process was faster
+                    draft.rename(place)
         return Binaries(copy)
+
+
+def make_open_folder(path: Path) -> None:
+    """Make a folder, and those above it that are missing, for all to pass, whatever the umask says."""
+    for folder in [*reversed(path.parents), path]:
+        with suppress(FileExistsError):
+            folder.mkdir()
+            folder.chmod(0o755)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,13 +14,15 @@ from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
 from graphile_worker.embedded import watcher
-from graphile_worker.embedded.binaries import SYSTEM_FOLDER, Binaries, ServerUser
+from graphile_worker.embedded.binaries import SYSTEM_FOLDER, Binaries, ServerUser, make_open_folder
 from graphile_worker.embedded.cluster import SUPERUSER, Cluster, Running
 from graphile_worker.errors import ConfigurationError, EmbeddedServerError, MissingExtraError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+# pg_ctl puts the path between double quotes of a shell; a list of socket folders is split at commas.
+_UNFIT = frozenset('"$`\\\n\0,')
 _START_LOCK, _USERS_LOCK, _WATCHER_LOCK = "start.lock", "users.lock", "watcher.lock"
 
 
@@ -34,6 +37,7 @@ class EmbeddedPostgres:
         parameters: Server settings as in ``postgresql.conf``.
         binaries: A PostgreSQL installation (the folder above its ``bin``), in place of the one that
             the ``embedded`` extra brings.
+        remove: Remove the folder when the server stops.
 
     Example:
         >>> from graphile_worker.embedded import EmbeddedPostgres
@@ -48,12 +52,14 @@ class EmbeddedPostgres:
         port: int | None = None,
         parameters: Mapping[str, str] | None = None,
         binaries: str | os.PathLike[str] | None = None,
+        remove: bool = False,
     ) -> None:
         self._user = ServerUser.find()
         self._binaries = Binaries(Path(binaries)) if binaries else Binaries.of_extra()
-        self.path = Path(path).expanduser().resolve() if path else _default_path(self._user)
+        self.path = _absolute(path) if path else _default_path(self._user)
         self._port = port
         self._parameters = dict(parameters or {})
+        self._remove = remove
         self._cluster: Cluster | None = None
         self._running: Running | None = None
         self._share: int | None = None
@@ -89,19 +95,21 @@ class EmbeddedPostgres:
             # A duplicate shares the lock, and outlives the one that is closed here.
             self._cluster, self._running, self._share = cluster, running, os.dup(users)
 
-    def close(self, *, wait: bool = False) -> None:
-        """Leave. If nobody else uses the server it stops soon after.
-
-        Args:
-            wait: Return when the server has stopped, which it does when all others have left too.
-        """
-        if self._share is None:
+    def close(self) -> None:
+        """Leave. If nobody else uses the server it has stopped when this returns."""
+        if self._share is None or self._cluster is None:
             return
-        os.close(self._share)
-        self._share = self._running = None
-        if wait:
-            with self._lock(_WATCHER_LOCK, fcntl.LOCK_SH):
-                pass
+        try:
+            # Ours alone only if we are the last; the watcher does the same for those who crash.
+            fcntl.flock(self._share, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._cluster.stop()
+            if self._remove:
+                shutil.rmtree(self.path, ignore_errors=True)
+        except BlockingIOError:
+            pass  # the others go on with it
+        finally:
+            os.close(self._share)
+            self._share = self._running = None
 
     def dsn(self, database: str = SUPERUSER, *, tcp: bool = False) -> str:
         """A connection string for the superuser: by the socket, or by TCP if a port was asked for."""
@@ -122,8 +130,32 @@ class EmbeddedPostgres:
         return Cluster(self.path, self._binaries, self._user).log
 
     def _check_folder(self) -> None:
-        if self.path.exists() and not self.path.is_dir():
-            raise EmbeddedServerError(f"{self.path} is not a folder.")
+        if unfit := sorted(set(str(self.path)) & _UNFIT):
+            raise EmbeddedServerError(
+                f"The folder {str(self.path)!r} has a character in its name that PostgreSQL's programs "
+                f"stumble over: {' '.join(map(repr, unfit))}. Name another."
+            )
+        try:
+            self._check_way()
+            make_open_folder(self.path)
+            status = self.path.stat()
+            entries = {entry.name for entry in self.path.iterdir()}
+        except OSError as error:
+            raise EmbeddedServerError(f"The folder {self.path} cannot be used: {error}.") from error
+        # Whoever may write here could lead us to a server, or to files, of their choice.
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise EmbeddedServerError(
+                f"The folder {self.path} is another user's, or others may write to it. Name another folder."
+            )
+        if entries and _START_LOCK not in entries:
+            raise EmbeddedServerError(
+                f"The folder {self.path} holds other files. Name a new or an empty one."
+            )
+
+    def _check_way(self) -> None:
+        for folder in reversed([self.path, *self.path.parents]):
+            if folder.exists() and not folder.is_dir():
+                raise EmbeddedServerError(f"{folder} is not a folder.")
         closed = self._user.closed_folder_above(self.path / "data")
         if closed is not None:
             raise EmbeddedServerError(
@@ -131,24 +163,13 @@ class EmbeddedPostgres:
                 f"{closed} is closed to that user. Name a folder elsewhere, for example "
                 f"{SYSTEM_FOLDER / self.path.name}."
             )
-        try:
-            self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
-            entries = {entry.name for entry in self.path.iterdir()}
-        except OSError as error:
-            raise EmbeddedServerError(f"The folder {self.path} cannot be used: {error}.") from error
-        if entries and _START_LOCK not in entries:
-            raise EmbeddedServerError(
-                f"The folder {self.path} holds other files. Name a new or an empty one."
-            )
 
     @contextmanager
     def _lock(self, name: str, kind: int) -> Iterator[int]:
         try:
-            descriptor = os.open(self.path / name, os.O_RDWR | os.O_CREAT, 0o600)
-        except PermissionError as error:
-            raise EmbeddedServerError(
-                f"The server in {self.path} is another user's. Name another folder."
-            ) from error
+            descriptor = os.open(self.path / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise EmbeddedServerError(f"The folder {self.path} cannot be used: {error}.") from error
         try:
             fcntl.flock(descriptor, kind)
             yield descriptor
@@ -163,11 +184,13 @@ class EmbeddedPostgres:
             # The lock is ours, so there is no watcher. The new one inherits the lock with the
             # descriptor; there is no moment in which two could be started.
             as_whom = self._user.run_as
+            socket_folder = cluster.short_socket_folder()
             subprocess.run(
                 [
                     sys.executable,
                     *("-I", "-S", watcher.__file__),
-                    *(str(self.path / _USERS_LOCK), str(lock)),
+                    *(str(self.path / _USERS_LOCK), str(lock), str(socket_folder or "")),
+                    str(self.path) if self._remove else "",
                     *(str(as_whom.get("user", "")), str(as_whom.get("group", ""))),
                     *cluster.stop_command(),
                 ],
@@ -204,6 +227,13 @@ class EmbeddedPostgres:
             )
 
 
+def _absolute(path: str | os.PathLike[str]) -> Path:
+    try:
+        return Path(path).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise EmbeddedServerError(f"The folder {os.fspath(path)!r} cannot be used: {error}.") from error
+
+
 def _default_path(user: ServerUser) -> Path:
     if user.drops_root:
         return SYSTEM_FOLDER / "embedded"
@@ -213,4 +243,9 @@ def _default_path(user: ServerUser) -> Path:
         raise MissingExtraError(
             "An embedded PostgreSQL needs platformdirs: pip install 'graphile-worker[embedded]'"
         ) from error
-    return platformdirs.user_data_path("graphile-worker") / "embedded"
+    try:
+        return platformdirs.user_data_path("graphile-worker") / "embedded"
+    except RuntimeError as error:
+        raise EmbeddedServerError(
+            "This user has no home folder for an embedded server. Name a folder: embedded:/some/folder"
+        ) from error

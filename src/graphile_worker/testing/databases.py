@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import secrets
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 from graphile_worker._db.connect import connect
 from graphile_worker._db.databases import create_database, drop_database, dsn_of
 from graphile_worker._db.migrate import migrate
-from graphile_worker._db.sql import Schema
+from graphile_worker.client import find_schema
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -24,6 +23,8 @@ class Databases:
     Args:
         server_dsn: A connection string for a role that may create databases, naming a database that
             is there already.
+        schema: The name of the schema to install; by default ``GRAPHILE_WORKER_SCHEMA``, or
+            ``graphile_worker``.
 
     Example:
         >>> import asyncio
@@ -36,11 +37,12 @@ class Databases:
         >>> asyncio.run(main())
     """
 
-    def __init__(self, server_dsn: str) -> None:
+    def __init__(self, server_dsn: str, *, schema: str | None = None) -> None:
         self._server_dsn = server_dsn
         self._prefix = f"gw_test_{os.getpid()}_{secrets.token_hex(3)}"
         self._numbers = itertools.count(1)
         self._template: str | None = None
+        self._schema = find_schema(schema)
 
     @asynccontextmanager
     async def fresh(self, *, empty: bool = False) -> AsyncIterator[str]:
@@ -72,16 +74,16 @@ class Databases:
             self._template = None
 
     async def _ensure_template(self) -> str:
+        if self._template is not None:
+            return self._template
+        name = f"{self._prefix}_template_{next(self._numbers)}"
+        async with connect(self._server_dsn) as connection:
+            await create_database(connection, name)
+        async with connect(dsn_of(self._server_dsn, name)) as connection:
+            await migrate(connection, self._schema)
         if self._template is None:
-            name = f"{self._prefix}_template"
-            async with connect(self._server_dsn) as connection:
-                await create_database(connection, name)
-            async with connect(dsn_of(self._server_dsn, name)) as connection:
-                await migrate(connection, Schema())
             self._template = name
+        else:  # somebody else needed one at the same time
+            async with connect(self._server_dsn) as connection:
+                await drop_database(connection, name)
         return self._template
-
-
-def leaked_tasks() -> set[asyncio.Task[object]]:
-    """The asyncio tasks of this loop, other than the current one, that have not ended."""
-    return {task for task in asyncio.all_tasks() if task is not asyncio.current_task()}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from graphile_worker._db.dsn import EMBEDDED
 from graphile_worker.embedded import EmbeddedPostgres
 
 if TYPE_CHECKING:
@@ -38,19 +40,15 @@ def running_server(
         ...     print(dsn.partition(":")[0])
         postgresql
     """
-    given = os.environ.get("TEST_DATABASE_URL")
-    if given and binaries is None:
+    given = os.environ.get("TEST_DATABASE_URL", "")
+    if binaries is None and given and not given.startswith(EMBEDDED):
         yield given
         return
-    folder = Path(tempfile.mkdtemp(prefix="graphile-worker-test-", dir=fastest_folder()))
-    folder.chmod(0o755)  # for the server's user, if we are root
-    server = EmbeddedPostgres(folder, parameters={**_FAST, **(parameters or {})}, binaries=binaries)
-    try:
-        server.start()
+    folder = given.removeprefix(EMBEDDED) or fastest_folder() / f"graphile-worker-{secrets.token_hex(8)}"
+    with EmbeddedPostgres(
+        folder, parameters={**_FAST, **(parameters or {})}, binaries=binaries, remove=not given
+    ) as server:
         yield server.dsn()
-    finally:
-        server.close(wait=True)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def fastest_folder() -> Path:
