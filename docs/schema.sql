@@ -38,65 +38,93 @@ CREATE TABLE graphile_worker._private_jobs (
 CREATE FUNCTION graphile_worker.add_job(identifier text, payload json DEFAULT NULL::json, queue_name text DEFAULT NULL::text, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, max_attempts integer DEFAULT NULL::integer, job_key text DEFAULT NULL::text, priority integer DEFAULT NULL::integer, flags text[] DEFAULT NULL::text[], job_key_mode text DEFAULT 'replace'::text) RETURNS graphile_worker._private_jobs
     LANGUAGE plpgsql
     AS $$
-#variable_conflict use_variable
+#variable_conflict use_column
 declare
-  job "graphile_worker"._private_jobs;
+  dedupe constant boolean := job_key is not null and coalesce(job_key_mode = 'unsafe_dedupe', false);
+  job_key_preserve_run_at constant boolean := coalesce(job_key_mode = 'preserve_run_at', false);
+  added "graphile_worker"._private_jobs;
 begin
-  if job_key is null or coalesce(job_key_mode, 'replace') in ('replace', 'preserve_run_at') then
-    select * into job from "graphile_worker".add_jobs(
-      array[row(
-        identifier, payload, queue_name, run_at, max_attempts::smallint, job_key,
-        priority::smallint, flags
-      )::"graphile_worker".job_spec],
-      coalesce(job_key_mode = 'preserve_run_at', false)
-    );
-    return job;
-  elsif job_key_mode <> 'unsafe_dedupe' then
+  if job_key is not null and job_key_mode not in ('replace', 'preserve_run_at', 'unsafe_dedupe') then
     raise exception 'The job_key_mode "%" does not exist', job_key_mode
       using errcode = 'GWBKM', hint = 'Use replace, preserve_run_at or unsafe_dedupe.';
   end if;
 
-  insert into "graphile_worker"._private_tasks as task (identifier)
-    select add_job.identifier
-    where not exists (
-      select from "graphile_worker"._private_tasks as task where task.identifier = add_job.identifier
-    )
-    on conflict do nothing;
-  if queue_name is not null then
-    insert into "graphile_worker"._private_job_queues as queue (queue_name)
-      select add_job.queue_name
+  -- Repeated if a worker or another caller comes between two of the statements.
+  loop
+    insert into "graphile_worker"._private_tasks (identifier)
+      select add_job.identifier
       where not exists (
-        select from "graphile_worker"._private_job_queues as queue where queue.queue_name = add_job.queue_name
+        select from "graphile_worker"._private_tasks as task where task.identifier = add_job.identifier
       )
-      on conflict do nothing;
-  end if;
-
-  insert into "graphile_worker"._private_jobs as existing
-    (job_queue_id, task_id, payload, run_at, max_attempts, key, priority, flags)
-  values (
-    (select queue.id from "graphile_worker"._private_job_queues as queue
-      where queue.queue_name = add_job.queue_name),
-    (select task.id from "graphile_worker"._private_tasks as task
-      where task.identifier = add_job.identifier),
-    coalesce(payload, '{}'),
-    coalesce(run_at, now()),
-    coalesce(max_attempts, 25)::smallint,
-    job_key,
-    coalesce(priority, 0)::smallint,
-    (select jsonb_object_agg(flag, true) from unnest(flags) as flag)
-  )
-  on conflict (key)
-    -- Whatever the job's state: "unsafe" is the caller's choice.
-    do update set revision = existing.revision + 1, updated_at = now()
-  returning * into job;
-  if job.revision = 0 then
-    if job.job_queue_id is null and queue_name is not null then
-      raise exception 'The queue "%" was removed while a job was being added to it', queue_name
-        using errcode = 'serialization_failure', hint = 'Add the job again.';
+      on conflict (identifier) do nothing;
+    if queue_name is not null then
+      insert into "graphile_worker"._private_job_queues (queue_name)
+        select add_job.queue_name
+        where not exists (
+          select from "graphile_worker"._private_job_queues as queue where queue.queue_name = add_job.queue_name
+        )
+        on conflict (queue_name) do nothing;
     end if;
-    perform pg_notify('jobs:insert', json_build_object('r', random(), 'count', 1)::text);
+
+    if dedupe then
+      -- Whatever the state of the job that has the key: "unsafe" is the caller's choice.
+      update "graphile_worker"._private_jobs as job
+        set revision = job.revision + 1, updated_at = now()
+        where job.key = job_key
+        returning * into added;
+      if found then
+        return added;
+      end if;
+    elsif job_key is not null then
+      -- See add_jobs.
+      update "graphile_worker"._private_jobs as job
+        set key = null, attempts = job.max_attempts, updated_at = now()
+        where job.key = job_key and not job.is_available;
+    end if;
+
+    insert into "graphile_worker"._private_jobs as job
+      (job_queue_id, task_id, payload, run_at, max_attempts, key, priority, flags)
+    values (
+      (select queue.id from "graphile_worker"._private_job_queues as queue
+        where queue.queue_name = add_job.queue_name),
+      (select task.id from "graphile_worker"._private_tasks as task where task.identifier = add_job.identifier),
+      coalesce(add_job.payload, '{}'),
+      coalesce(add_job.run_at, now()),
+      coalesce(add_job.max_attempts, 25)::smallint,
+      job_key,
+      coalesce(add_job.priority, 0)::smallint,
+      (select jsonb_object_agg(flag, true) from unnest(add_job.flags) as flag)
+    )
+    on conflict (key) do update set
+      job_queue_id = excluded.job_queue_id,
+      task_id = excluded.task_id,
+      payload = case
+        when json_typeof(job.payload) = 'array' and json_typeof(excluded.payload) = 'array'
+          then (job.payload::jsonb || excluded.payload::jsonb)::json
+        else excluded.payload
+      end,
+      max_attempts = excluded.max_attempts,
+      priority = excluded.priority,
+      flags = excluded.flags,
+      run_at = case
+        when job_key_preserve_run_at and job.attempts = 0 then job.run_at
+        else excluded.run_at
+      end,
+      attempts = 0,
+      last_error = null,
+      revision = job.revision + 1,
+      updated_at = now()
+    where job.locked_at is null and not dedupe
+    returning * into added;
+    exit when found;
+  end loop;
+
+  if added.job_queue_id is null and queue_name is not null then
+    raise exception 'The queue "%" was removed while a job was being added to it', queue_name
+      using errcode = 'serialization_failure', hint = 'Add the job again.';
   end if;
-  return job;
+  perform pg_notify('jobs:insert', json_build_object('r', random(), 'count', 1)::text);
+  return added;
 end
 $$;
 
@@ -106,6 +134,7 @@ CREATE FUNCTION graphile_worker.add_jobs(specs graphile_worker.job_spec[], job_k
 #variable_conflict use_column
 declare
   total constant integer := coalesce(cardinality(specs), 0);
+  first constant integer := array_lower(specs, 1);
   current_spec "graphile_worker".job_spec;
   position integer := 0;
   added "graphile_worker"._private_jobs;
@@ -117,6 +146,11 @@ begin
   -- A job that runs, or that failed for good, gives up its key: it will not run again, and the key is
   -- free for the new job.
   if exists (select from unnest(specs) as spec where spec.job_key is not null) then
+    -- In one order for all, so that two calls with the same keys do not wait for each other.
+    perform from "graphile_worker"._private_jobs as job
+      join unnest(specs) as spec on spec.job_key = job.key
+      order by job.key
+      for update of job;
     update "graphile_worker"._private_jobs as job
       set key = null, attempts = job.max_attempts, updated_at = now()
       from unnest(specs) as spec
@@ -130,6 +164,7 @@ begin
     where not exists (
       select from "graphile_worker"._private_tasks as task where task.identifier = spec.identifier
     )
+    order by spec.identifier
     on conflict (identifier) do nothing;
   insert into "graphile_worker"._private_job_queues (queue_name)
     select distinct spec.queue_name
@@ -137,6 +172,7 @@ begin
     where spec.queue_name is not null and not exists (
       select from "graphile_worker"._private_job_queues as queue where queue.queue_name = spec.queue_name
     )
+    order by spec.queue_name
     on conflict (queue_name) do nothing;
 
   -- The random number keeps PostgreSQL from folding equal notifications of one transaction into one.
@@ -183,14 +219,14 @@ begin
     where job.locked_at is null
     returning *
   loop
+    current_spec := specs[first + position];
     position := position + 1;
-    current_spec := specs[position];
     -- A spec that gave no row met a job that a worker took after we looked for such jobs above. Seen
     -- again with new eyes that job runs, and gives up its key.
     while added.key is distinct from current_spec.job_key loop
       return query select * from "graphile_worker".add_jobs(array[current_spec], job_key_preserve_run_at);
+      current_spec := specs[first + position];
       position := position + 1;
-      current_spec := specs[position];
     end loop;
     if added.job_queue_id is null and current_spec.queue_name is not null then
       raise exception 'The queue "%" was removed while a job was being added to it', current_spec.queue_name
@@ -199,8 +235,8 @@ begin
     return next added;
   end loop;
   while position < total loop
+    return query select * from "graphile_worker".add_jobs(array[specs[first + position]], job_key_preserve_run_at);
     position := position + 1;
-    return query select * from "graphile_worker".add_jobs(array[specs[position]], job_key_preserve_run_at);
   end loop;
 end
 $$;
@@ -295,11 +331,16 @@ CREATE FUNCTION graphile_worker.remove_job(job_key text) RETURNS graphile_worker
 declare
   job "graphile_worker"._private_jobs;
 begin
-  -- Locked first, so that what is decided below stays true until we are done.
-  select * into job from "graphile_worker"._private_jobs as found where found.key = job_key for update;
-  if job.id is null then
-    return job;
-  elsif job.locked_at is null or job.locked_at < now() - interval '4 hours' then
+  -- Locked first, so that what is decided below stays true until we are done. If somebody gave the key to
+  -- another job while we waited for the lock, we look again.
+  loop
+    select * into job from "graphile_worker"._private_jobs as found where found.key = job_key for update;
+    exit when found;
+    if not exists (select from "graphile_worker"._private_jobs as found where found.key = job_key) then
+      return job;
+    end if;
+  end loop;
+  if job.locked_at is null or job.locked_at < now() - interval '4 hours' then
     delete from "graphile_worker"._private_jobs as found where found.id = job.id;
     perform pg_notify('jobs:insert', json_build_object('r', random(), 'count', -1)::text);
     return job;
@@ -361,6 +402,7 @@ CREATE TABLE graphile_worker._private_known_crontabs (
 CREATE TABLE graphile_worker._private_python_migrations (
     id integer NOT NULL,
     name text NOT NULL,
+    breaking boolean DEFAULT false NOT NULL,
     applied_at timestamp with time zone DEFAULT now() NOT NULL
 );
 

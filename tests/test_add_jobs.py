@@ -116,3 +116,9 @@ async def test_a_job_that_gives_up_its_key_will_not_be_retried(db: asyncpg.Conne
     after = await get(db, running["id"])
     assert after is not None
     assert (after["key"], after["attempts"], after["locked_by"]) == (None, 4, "w")
+
+
+async def test_an_array_that_does_not_begin_at_one_is_fine(db: asyncpg.Connection) -> None:
+    specs = '[0:1]={"(a,,,,,k1,,)","(b,,q,,,k2,,)"}'
+    jobs = await db.fetch(f"select * from graphile_worker.add_jobs('{specs}'::graphile_worker.job_spec[])")
+    assert [job["key"] for job in jobs] == ["k1", "k2"]

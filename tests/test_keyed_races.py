@@ -118,6 +118,56 @@ async def test_a_removal_that_meets_an_uncommitted_claim_lets_the_job_run_once(
     assert removed["locked_by"] == "w"
 
 
+async def test_a_removal_finds_the_job_that_took_the_key_while_it_waited(
+    db: asyncpg.Connection, worker: asyncpg.Connection, adder: asyncpg.Connection
+) -> None:
+    await add(db, job_key="k")
+    async with worker.transaction():
+        await worker.execute("select graphile_worker.remove_job('k')")
+        second = await add(worker, job_key="k")
+        removing = asyncio.create_task(one(adder, "select * from graphile_worker.remove_job('k')"))
+        await until_blocked(db, adder.get_server_pid())
+    assert (await removing)["id"] == second["id"]
+    assert await count(db) == 0
+
+
+async def test_bulk_adds_of_the_same_jobs_in_another_order_do_not_deadlock(
+    db: asyncpg.Connection, worker: asyncpg.Connection, adder: asyncpg.Connection
+) -> None:
+    keys = [f"k{n}" for n in range(40)]
+    call = """select count(*) from graphile_worker.add_jobs(array(
+        select row('t', '{}', null, null, null, key, null, null)::graphile_worker.job_spec
+        from unnest($1::text[]) with ordinality as k(key, n) order by n))"""
+    await db.fetchval(call, keys)
+
+    async def add_many(connection: asyncpg.Connection, order: list[str]) -> None:
+        for _ in range(40):
+            assert await connection.fetchval(call, order) == 40
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(add_many(worker, keys))
+        group.create_task(add_many(adder, keys[::-1]))
+
+
+async def test_a_queue_removed_while_a_job_is_added_to_it_is_an_error_not_a_job_without_queue(
+    db: asyncpg.Connection, worker: asyncpg.Connection, adder: asyncpg.Connection
+) -> None:
+    await db.execute("insert into graphile_worker._private_job_queues (queue_name) values ('old')")
+    async with worker.transaction():
+        # The adder finds "old" there, and then waits for somebody else who makes "new" too.
+        await worker.execute("insert into graphile_worker._private_job_queues (queue_name) values ('new')")
+        adding = asyncio.create_task(
+            adder.fetch("""select * from graphile_worker.add_jobs(array[
+              row('t', '{}', 'old', null, null, null, null, null),
+              row('t', '{}', 'new', null, null, null, null, null)]::graphile_worker.job_spec[])""")
+        )
+        await until_blocked(db, adder.get_server_pid())
+        await db.execute("delete from graphile_worker._private_job_queues where queue_name = 'old'")
+    with pytest.raises(asyncpg.SerializationError, match='queue "old" was removed'):
+        await adding
+    assert await count(db) == 0
+
+
 async def test_under_repeatable_read_a_lost_race_is_an_error_not_a_lost_job(
     db: asyncpg.Connection, worker: asyncpg.Connection, adder: asyncpg.Connection
 ) -> None:

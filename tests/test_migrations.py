@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -26,7 +27,7 @@ from graphile_worker.testing import running_server
 from support import node
 from support.jobs import add
 from support.postgres import from_npm, installations
-from support.waiting import until
+from support.waiting import until, until_blocked
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -171,19 +172,57 @@ async def test_it_happens_whole_or_not_at_all(empty: asyncpg.Connection, empty_d
     await empty.execute("create schema graphile_worker; create view graphile_worker.jobs as select 1")
     before = await objects(empty)
 
-    with pytest.raises(SchemaError, match=r'in the way: relation "jobs" already exists'):
+    with pytest.raises(SchemaError, match=r'in the way: Relation "jobs" already exists'):
         await run_migrations(dsn=empty_database)
 
     assert await objects(empty) == before
 
 
+@pytest.mark.parametrize(
+    "columns",
+    [
+        "version text",
+        "id serial, name text",
+        "id uuid, ts timestamptz",
+        "id int, ts timestamptz, breaking text",
+    ],
+)
 async def test_a_table_called_migrations_that_is_not_ours_is_left_alone(
-    empty: asyncpg.Connection, empty_database: str
+    empty: asyncpg.Connection, empty_database: str, columns: str
 ) -> None:
-    await empty.execute("create table public.migrations (version text)")
+    await empty.execute(f"create table public.migrations ({columns})")
 
     with pytest.raises(SchemaError, match="not Graphile Worker's"):
         await run_migrations(dsn=empty_database, schema="public")
+
+
+async def test_a_schema_that_holds_other_tables_is_warned_about(
+    empty: asyncpg.Connection, empty_database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await empty.execute("create table public.mine ()")
+    await run_migrations(empty_database, schema="public")
+    assert "holds other tables" in caplog.text
+
+
+async def test_a_connection_that_is_cut_meanwhile_leaves_nothing(
+    empty: asyncpg.Connection, empty_database: str
+) -> None:
+    others = """from pg_stat_activity
+        where application_name = 'graphile-worker' and datname = current_database()"""
+    other = await asyncpg.connect(empty_database)
+    async with other.transaction():
+        await other.execute("create schema graphile_worker")  # not committed: the installer waits for it
+        installing = asyncio.create_task(run_migrations(empty_database))
+        await until(
+            lambda: empty.fetchval(f"select bool_or(cardinality(pg_blocking_pids(pid)) > 0) {others}"),
+            "the installer waits",
+        )
+        await empty.execute(f"select pg_terminate_backend(pid) {others}")
+        with pytest.raises(DatabaseError, match=r"(Terminating connection|connection was lost)"):
+            await installing
+        await other.execute("drop schema graphile_worker")
+    await other.close()
+    assert await objects(empty) == set()
 
 
 class Clock:
@@ -294,10 +333,40 @@ class TestAdoption:
         assert await migrating == (20, True)
         await connection.close()
 
+    async def test_a_migration_that_takes_long_is_waited_for(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        """npm's eleventh copies all jobs: nothing is seen of it before it is done."""
+        await db.execute("delete from graphile_worker.migrations where id > 18")
+        other = await asyncpg.connect(database)
+        async with other.transaction():
+            await other.execute("insert into graphile_worker.migrations values (19, now(), true)")
+            migrating = asyncio.create_task(migrate(db, Schema(), standstill=0.1))
+            await until_blocked(other, db.get_server_pid())
+        assert await migrating == (20, True)
+        await other.close()
+
+    async def test_what_a_newer_release_of_ours_broke_is_refused(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        insert = (
+            "insert into graphile_worker._private_python_migrations (id, name, breaking) values ($1, 'x', $2)"
+        )
+        await db.execute(insert, 98, False)
+        await run_migrations(database)
+        await db.execute(insert, 99, True)
+        with pytest.raises(SchemaTooNewError, match="newer release of this library"):
+            await run_migrations(database)
+
     async def test_newer_and_compatible_is_adopted_with_a_warning(
         self, db: asyncpg.Connection, database: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        await db.execute("insert into graphile_worker.migrations values (21, now(), false)")
+        await db.execute("""
+            insert into graphile_worker.migrations values (21, now(), false);
+            drop table graphile_worker._private_python_migrations, graphile_worker._private_workers;
+            drop function graphile_worker.worker_heartbeat, graphile_worker.worker_deregister,
+              graphile_worker.list_stale_workers, graphile_worker.list_orphan_locked_workers,
+              graphile_worker.recover_dead_worker_jobs, graphile_worker.delete_stale_workers""")
 
         await run_migrations(dsn=database)
 
@@ -369,12 +438,37 @@ class TestRoles:
         assert await ledger(connection) == [(n, n in BREAKING) for n in range(1, 21)]
         await connection.close()
 
+    @pytest.mark.parametrize("adopts", [True, False])
+    async def test_a_member_of_the_owner_installs_for_the_owner(
+        self, empty: asyncpg.Connection, empty_database: str, limited_role: str, *, adopts: bool
+    ) -> None:
+        member = f"gw member {uuid4().hex}"
+        await empty.execute(f"""
+            create role "{member}" login password 'p' in role {limited_role};
+            create schema graphile_worker authorization {limited_role}""")
+        owner = await self.connect(empty_database, limited_role)
+        if adopts:
+            await migrate(owner, Schema())
+            await owner.execute("drop table graphile_worker._private_python_migrations")
+        connection = await self.connect(empty_database, member)
+
+        async with connection.transaction():
+            assert await migrate(connection, Schema()) == (20, True)
+            assert await connection.fetchval("select current_user") == member
+
+        assert await migrate(owner, Schema()) == (20, False)
+        assert (await add(owner))["id"] == 1
+        assert (await add(connection))["id"] == 2
+        await connection.close()
+        await owner.close()
+        await empty.execute(f'drop role "{member}"')
+
     async def test_without_rights_one_sentence_says_what_to_do(
         self, empty_database: str, limited_role: str
     ) -> None:
         connection = await self.connect(empty_database, limited_role)
 
-        with pytest.raises(SchemaError, match=r"permission denied.*create schema .* authorization"):
+        with pytest.raises(SchemaError, match=r"Permission denied.*create schema .* authorization"):
             await migrate(connection, Schema())
 
         await connection.close()
@@ -429,6 +523,14 @@ async def test_twenty_of_ours_at_once(empty: asyncpg.Connection, empty_database:
     assert await ledger(empty) == [(n, n in BREAKING) for n in range(1, 21)]
 
 
+async def test_our_installers_take_turns_without_an_error_in_the_log(short_folder: Path) -> None:
+    with EmbeddedPostgres(short_folder) as server:
+        async with asyncio.TaskGroup() as installers:
+            for _ in range(10):
+                installers.create_task(run_migrations(server.dsn()))
+        assert "ERROR" not in server.log.read_text()
+
+
 async def test_postgresql_11_is_refused_with_its_version() -> None:
     binaries = from_npm(11)
     if binaries is None:
@@ -442,6 +544,6 @@ async def test_postgresql_11_is_refused_with_its_version() -> None:
 
 def test_postgresql_12_the_oldest_supported_is_among_those_tested() -> None:
     binaries = from_npm(12)
-    if binaries is None:
-        pytest.skip("npm did not bring PostgreSQL 12")
+    if binaries is None or os.environ.get("TEST_DATABASE_URL"):
+        pytest.skip("npm did not bring PostgreSQL 12, or another server is given")
     assert binaries in {found.binaries for found in installations()}

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 import asyncpg
 
-from graphile_worker._db.sql import Schema, read_script, read_statements
+from graphile_worker._db.failures import sentence
+from graphile_worker._db.sql import DEFAULT_SCHEMA, Schema, read_script, read_statements
 from graphile_worker.errors import (
     DatabaseError,
     SchemaError,
@@ -27,7 +30,7 @@ from graphile_worker.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from graphile_worker._db.connect import Connection
 
@@ -39,6 +42,8 @@ _OLDEST_ADOPTED = 19
 _OLDEST_SERVER = 12
 
 _ADVISED_NAME_BYTES = 32
+_LEDGER_COLUMNS = frozenset({"id integer", "ts timestamp with time zone"})
+_BREAKING_COLUMN = "breaking boolean"
 _STANDSTILL = 5.0
 _POLL = 0.1
 # Somebody else created the same thing between our look and our attempt.
@@ -47,6 +52,7 @@ _CLASHES = (
     asyncpg.DuplicateSchemaError,
     asyncpg.DuplicateTableError,
     asyncpg.DuplicateObjectError,
+    asyncpg.DuplicateFunctionError,
     asyncpg.DeadlockDetectedError,
 )
 _MOST_FRUITLESS = 5
@@ -77,12 +83,15 @@ class _Found:
     server_version_num: int
     server_version: str
     schema_exists: bool
+    owner_to_act_as: str | None
+    holds_other_relations: bool
     ledger_columns: frozenset[str]
     revision: int | None
     breaking_revision: int | None
     marks_19_breaking: bool
     own_ledger_exists: bool
     own_revision: int
+    own_breaking_revision: int
     workers_exist: bool
 
     @property
@@ -108,11 +117,17 @@ async def migrate(connection: Connection, schema: Schema, *, standstill: float =
         return await _migrate(connection, schema, standstill)
     except asyncpg.InsufficientPrivilegeError as error:
         raise SchemaError(
-            f"The schema {schema.name!r} cannot be installed: {error}. Connect as its owner, or let "
-            f"an administrator run: create schema {schema.quoted} authorization YOUR_ROLE"
+            f"The schema {schema.name!r} cannot be installed: {sentence(error)} Connect as the schema's "
+            "owner; if there is none yet, let an administrator run: "
+            f"create schema {schema.quoted} authorization YOUR_ROLE"
         ) from error
     except asyncpg.PostgresError as error:
-        raise DatabaseError(f"The schema {schema.name!r} cannot be installed: {error}.") from error
+        raise DatabaseError(f"The schema {schema.name!r} cannot be installed: {sentence(error)}") from error
+    except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+        raise DatabaseError(
+            f"The connection was lost while the schema {schema.name!r} was being installed: "
+            f"{sentence(error)} It happens whole or not at all: try again."
+        ) from error
 
 
 async def _migrate(connection: Connection, schema: Schema, standstill: float) -> Migrated:
@@ -127,8 +142,9 @@ async def _migrate(connection: Connection, schema: Schema, standstill: float) ->
     while True:
         if found.too_old:
             found = await _wait_while_it_grows(connection, schema, found, standstill)
-        _compare_with_ours(found, schema)
+        _refuse_newer(found, schema)
         if found.complete:
+            _warn_of_newer(found, schema)
             return Migrated(found.revision or 0, changed)
         before, clash = found, None
         try:
@@ -139,8 +155,8 @@ async def _migrate(connection: Connection, schema: Schema, standstill: float) ->
         fruitless = fruitless + 1 if found == before else 0
         if fruitless == _MOST_FRUITLESS:
             raise SchemaError(
-                f"The schema {schema.name!r} holds objects that are in the way: {clash}. "
-                "Choose another schema, or remove them."
+                f"The schema {schema.name!r} holds objects that are in the way: "
+                f"{sentence(clash) if clash else ''} Choose another schema, or remove them."
             ) from clash
         if fruitless:
             await asyncio.sleep(_POLL)
@@ -150,30 +166,35 @@ async def _inspect(connection: Connection, schema: Schema) -> _Found:
     statements = read_statements("migrate.sql")
     [row] = await connection.fetch(statements["inspect_schema"], schema.name)
     columns = frozenset(row["ledger_columns"])
-    revision, breaking_revision, marks_19_breaking, own_revision = None, None, True, 0
-    if "breaking" in columns:
-        [(revision, breaking_revision, marks_19_breaking)] = await connection.fetch(
-            schema.render(statements["read_revisions"])
-        )
-    elif "id" in columns:
-        revision = await connection.fetchval(schema.render(statements["read_revision_before_breaking_flags"]))
-    elif columns:
+    revision, breaking_revision, marks_19_breaking, own_revision, own_breaking = None, None, True, 0, 0
+    if columns and columns - {_BREAKING_COLUMN} != _LEDGER_COLUMNS:
         raise SchemaError(
             f"The table migrations in the schema {schema.name!r} is not Graphile Worker's. "
             "Choose another schema."
         )
+    if _BREAKING_COLUMN in columns:
+        [(revision, breaking_revision, marks_19_breaking)] = await connection.fetch(
+            schema.render(statements["read_revisions"])
+        )
+    elif columns:
+        revision = await connection.fetchval(schema.render(statements["read_revision_before_breaking_flags"]))
     if row["own_ledger_exists"]:
-        own_revision = await connection.fetchval(schema.render(statements["read_own_revision"]))
+        [(own_revision, own_breaking)] = await connection.fetch(
+            schema.render(statements["read_own_revisions"])
+        )
     return _Found(
         server_version_num=row["server_version_num"],
         server_version=row["server_version"],
         schema_exists=row["schema_exists"],
+        owner_to_act_as=row["owner_to_act_as"],
+        holds_other_relations=row["holds_other_relations"],
         ledger_columns=columns,
         revision=revision,
         breaking_revision=breaking_revision,
         marks_19_breaking=marks_19_breaking,
         own_ledger_exists=row["own_ledger_exists"],
         own_revision=own_revision,
+        own_breaking_revision=own_breaking,
         workers_exist=row["workers_exist"],
     )
 
@@ -182,27 +203,43 @@ async def _wait_while_it_grows(
     connection: Connection, schema: Schema, found: _Found, standstill: float
 ) -> _Found:
     seen, since = found.revision, monotonic()
+    waited_for_ledger = False
     while found.too_old:
         if found.revision != seen:
-            seen, since = found.revision, monotonic()
-        elif monotonic() - since >= standstill:
+            seen, since, waited_for_ledger = found.revision, monotonic(), False
+        elif monotonic() - since < standstill:
+            await asyncio.sleep(_POLL)
+        elif not waited_for_ledger:
+            # A migration may take longer than that: npm's eleventh copies all jobs.
+            async with connection.transaction():
+                await connection.execute(schema.render(read_statements("migrate.sql")["wait_for_ledger"]))
+            waited_for_ledger = True
+        else:
+            option = "" if schema.name == DEFAULT_SCHEMA else f" --schema {shlex.quote(schema.name)}"
             raise SchemaTooOldError(
                 f"The schema {schema.name!r} is at revision {found.revision} of Graphile Worker, "
                 f"and this library adopts {_OLDEST_ADOPTED} or {REVISION}. Upgrade it with Graphile "
-                "Worker first: npx graphile-worker@0.18 --schema-only"
+                f"Worker first: npx graphile-worker@0.18 --schema-only{option} -c YOUR_DATABASE"
             )
-        await asyncio.sleep(_POLL)
         found = await _inspect(connection, schema)
     return found
 
 
-def _compare_with_ours(found: _Found, schema: Schema) -> None:
+def _refuse_newer(found: _Found, schema: Schema) -> None:
     if (found.breaking_revision or 0) > REVISION:
         raise SchemaTooNewError(
             f"The schema {schema.name!r} is at revision {found.revision} of Graphile Worker, and "
             f"its revision {found.breaking_revision} breaks with what this library knows, "
             f"{REVISION}. Upgrade graphile-worker."
         )
+    if found.own_breaking_revision > _OWN_MIGRATIONS[-1].id:
+        raise SchemaTooNewError(
+            f"The schema {schema.name!r} was changed by a newer release of this library, in a way that this "
+            "one does not know. Upgrade graphile-worker."
+        )
+
+
+def _warn_of_newer(found: _Found, schema: Schema) -> None:
     if (found.revision or 0) > REVISION:
         logger.warning(
             "The schema %r is at revision %s of Graphile Worker, newer than the %s that this library "
@@ -214,30 +251,56 @@ def _compare_with_ours(found: _Found, schema: Schema) -> None:
 
 
 async def _change(connection: Connection, schema: Schema) -> bool:
-    """Do what is left to do, in one transaction; False if another installer is at work."""
+    """Do what is left to do, in one transaction; False if another installer did it, or is at work."""
     statements = read_statements("migrate.sql")
     async with connection.transaction(isolation="read_committed"):
         await connection.execute(statements["lock_installers"], schema.name)
         found = await _inspect(connection, schema)
-        if found.revision is None and found.ledger_columns:
-            # An administrator made the ledger in advance, or npm's installer did a moment ago.
-            await connection.execute(schema.render(statements["lock_ledger"]))
-            found = await _inspect(connection, schema)
-        if found.complete or found.too_old:
+        if found.complete or found.too_old or (found.breaking_revision or 0) > REVISION:
             return False
-        if found.revision is None:
-            await _install(connection, schema, found)
-        elif found.revision < REVISION:
-            # The row first: npm's installer, if at work, makes us wait here.
-            await connection.execute(schema.render(statements["record_revision_20"]))
-            await connection.execute(schema.render(read_statements("schema/add_jobs.sql")["functions"]))
-            await connection.execute(statements["announce_revision_20"])
-        await _add_own_objects(connection, schema, found)
+        async with _acting_as(connection, found.owner_to_act_as):
+            if found.revision is None:
+                await _install(connection, schema, found)
+            elif found.revision < REVISION:
+                # The row first: npm's installer, if at work, makes us wait here.
+                await connection.execute(schema.render(statements["record_revision_20"]))
+                await connection.execute(schema.render(read_statements("schema/add_jobs.sql")["functions"]))
+                await connection.execute(statements["announce_revision_20"])
+            await _add_own_objects(connection, schema, found)
     return True
+
+
+@asynccontextmanager
+async def _acting_as(connection: Connection, owner: str | None) -> AsyncIterator[None]:
+    """What a member of the schema's owner makes is to belong to the owner, or it would lock the owner out."""
+    if owner is None:
+        yield
+        return
+    statements = read_statements("migrate.sql")
+    before = await connection.fetchval(statements["read_role"])
+    await connection.execute(statements["set_role"], owner)
+    yield
+    # After an error the transaction is rolled back, and the role with it.
+    await connection.execute(statements["set_role"], before)
 
 
 async def _install(connection: Connection, schema: Schema, found: _Found) -> None:
     statements = read_statements("migrate.sql")
+    _advise(schema, found)
+    if not found.schema_exists:
+        await connection.execute(schema.render(statements["create_schema"]))
+    if not found.ledger_columns:
+        await connection.execute(schema.render(statements["create_ledger"]))
+    elif _BREAKING_COLUMN not in found.ledger_columns:
+        await connection.execute(schema.render(statements["add_breaking_flag"]))
+    # The rows first: npm's installer, if at work, makes us wait here, or waits for us.
+    await connection.execute(schema.render(statements["record_all_revisions"]))
+    await connection.execute(schema.render(read_script("schema/tables.sql")))
+    await connection.execute(schema.render(read_statements("schema/add_jobs.sql")["functions"]))
+    await connection.execute(schema.render(read_script("schema/administer.sql")))
+
+
+def _advise(schema: Schema, found: _Found) -> None:
     size = len(schema.name.encode())
     if size > _ADVISED_NAME_BYTES:
         logger.warning(
@@ -246,16 +309,11 @@ async def _install(connection: Connection, schema: Schema, found: _Found) -> Non
             size,
             _ADVISED_NAME_BYTES,
         )
-    if not found.schema_exists:
-        await connection.execute(schema.render(statements["create_schema"]))
-    if not found.ledger_columns:
-        await connection.execute(schema.render(statements["create_ledger"]))
-    elif "breaking" not in found.ledger_columns:
-        await connection.execute(schema.render(statements["add_breaking_flag"]))
-    await connection.execute(schema.render(read_script("schema/tables.sql")))
-    await connection.execute(schema.render(read_statements("schema/add_jobs.sql")["functions"]))
-    await connection.execute(schema.render(read_script("schema/administer.sql")))
-    await connection.execute(schema.render(statements["record_all_revisions"]))
+    if found.holds_other_relations:
+        logger.warning(
+            "The schema %r holds other tables too. A schema of its own would be easier to remove.",
+            schema.name,
+        )
 
 
 async def _add_own_objects(connection: Connection, schema: Schema, found: _Found) -> None:

@@ -6,11 +6,19 @@ select
   current_setting('server_version_num')::integer as server_version_num,
   current_setting('server_version') as server_version,
   namespace.oid is not null as schema_exists,
+  case
+    when pg_get_userbyid(namespace.nspowner) <> current_user and pg_has_role(namespace.nspowner, 'member')
+      then pg_get_userbyid(namespace.nspowner)
+  end as owner_to_act_as,
   coalesce((
-    select array_agg(attribute.attname::text)
+    select array_agg(attribute.attname || ' ' || format_type(attribute.atttypid, null))
     from pg_catalog.pg_attribute as attribute
     where attribute.attrelid = ledger.oid and attribute.attnum > 0 and not attribute.attisdropped
   ), '{}') as ledger_columns,
+  exists (
+    select from pg_catalog.pg_class as other
+    where other.relnamespace = namespace.oid and other.relname not in ('migrations', 'migrations_pkey')
+  ) as holds_other_relations,
   own_ledger.oid is not null as own_ledger_exists,
   workers.oid is not null as workers_exist
 from (select $1::name as schema_name) as wanted
@@ -30,16 +38,23 @@ from {schema}.migrations;
 -- name: read_revision_before_breaking_flags
 select max(id) as revision from {schema}.migrations;
 
--- name: read_own_revision
-select coalesce(max(id), 0) as revision from {schema}._private_python_migrations;
+-- name: read_own_revisions
+select coalesce(max(id), 0) as revision, coalesce(max(id) filter (where breaking), 0) as breaking_revision
+from {schema}._private_python_migrations;
 
 -- name: lock_installers
 -- Held to the end of the transaction: our installers of one schema take turns.
 select pg_advisory_xact_lock(hashtextextended('graphile_worker install ' || $1::text, 0));
 
--- name: lock_ledger
--- Conflicts with the insert that begins each of npm's migrations.
-lock table {schema}.migrations in share row exclusive mode;
+-- name: wait_for_ledger
+-- Conflicts with the insert that begins each of npm's migrations: when we have it none is at work.
+lock table {schema}.migrations in share mode;
+
+-- name: read_role
+select current_setting('role');
+
+-- name: set_role
+select set_config('role', $1, true);
 
 -- name: create_schema
 create schema {schema};
@@ -70,6 +85,7 @@ select pg_notify('worker:migrate', '{"migrationNumber":20,"breaking":false}');
 create table {schema}._private_python_migrations (
   id integer primary key,
   name text not null,
+  breaking boolean not null default false,
   applied_at timestamptz not null default now()
 );
 

@@ -33,6 +33,7 @@ language plpgsql as $body$
 #variable_conflict use_column
 declare
   total constant integer := coalesce(cardinality(specs), 0);
+  first constant integer := array_lower(specs, 1);
   current_spec {schema}.job_spec;
   position integer := 0;
   added {schema}._private_jobs;
@@ -44,6 +45,11 @@ begin
   -- A job that runs, or that failed for good, gives up its key: it will not run again, and the key is
   -- free for the new job.
   if exists (select from unnest(specs) as spec where spec.job_key is not null) then
+    -- In one order for all, so that two calls with the same keys do not wait for each other.
+    perform from {schema}._private_jobs as job
+      join unnest(specs) as spec on spec.job_key = job.key
+      order by job.key
+      for update of job;
     update {schema}._private_jobs as job
       set key = null, attempts = job.max_attempts, updated_at = now()
       from unnest(specs) as spec
@@ -57,6 +63,7 @@ begin
     where not exists (
       select from {schema}._private_tasks as task where task.identifier = spec.identifier
     )
+    order by spec.identifier
     on conflict (identifier) do nothing;
   insert into {schema}._private_job_queues (queue_name)
     select distinct spec.queue_name
@@ -64,6 +71,7 @@ begin
     where spec.queue_name is not null and not exists (
       select from {schema}._private_job_queues as queue where queue.queue_name = spec.queue_name
     )
+    order by spec.queue_name
     on conflict (queue_name) do nothing;
 
   -- The random number keeps PostgreSQL from folding equal notifications of one transaction into one.
@@ -91,14 +99,14 @@ begin
     {replace_pending_job}
     returning *
   loop
+    current_spec := specs[first + position];
     position := position + 1;
-    current_spec := specs[position];
     -- A spec that gave no row met a job that a worker took after we looked for such jobs above. Seen
     -- again with new eyes that job runs, and gives up its key.
     while added.key is distinct from current_spec.job_key loop
       return query select * from {schema}.add_jobs(array[current_spec], job_key_preserve_run_at);
+      current_spec := specs[first + position];
       position := position + 1;
-      current_spec := specs[position];
     end loop;
     if added.job_queue_id is null and current_spec.queue_name is not null then
       raise exception 'The queue "%" was removed while a job was being added to it', current_spec.queue_name
@@ -107,8 +115,8 @@ begin
     return next added;
   end loop;
   while position < total loop
+    return query select * from {schema}.add_jobs(array[specs[first + position]], job_key_preserve_run_at);
     position := position + 1;
-    return query select * from {schema}.add_jobs(array[specs[position]], job_key_preserve_run_at);
   end loop;
 end
 $body$;

@@ -6,11 +6,16 @@ strict language plpgsql as $body$
 declare
   job {schema}._private_jobs;
 begin
-  -- Locked first, so that what is decided below stays true until we are done.
-  select * into job from {schema}._private_jobs as found where found.key = job_key for update;
-  if job.id is null then
-    return job;
-  elsif job.locked_at is null or job.locked_at < now() - interval '4 hours' then
+  -- Locked first, so that what is decided below stays true until we are done. If somebody gave the key to
+  -- another job while we waited for the lock, we look again.
+  loop
+    select * into job from {schema}._private_jobs as found where found.key = job_key for update;
+    exit when found;
+    if not exists (select from {schema}._private_jobs as found where found.key = job_key) then
+      return job;
+    end if;
+  end loop;
+  if job.locked_at is null or job.locked_at < now() - interval '4 hours' then
     delete from {schema}._private_jobs as found where found.id = job.id;
     perform pg_notify('jobs:insert', json_build_object('r', random(), 'count', -1)::text);
     return job;
