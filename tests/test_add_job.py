@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -280,18 +281,18 @@ async def test_expanding_the_result_of_the_call_adds_a_job_per_column(
 
 async def test_another_role_with_all_grants_sees_and_adds_nothing(db: asyncpg.Connection) -> None:
     await add(db)
-    await db.execute("""
-        drop role if exists gw_stranger;
-        create role gw_stranger;
-        grant usage on schema graphile_worker to gw_stranger;
-        grant all on all tables in schema graphile_worker to gw_stranger;
-        grant all on all sequences in schema graphile_worker to gw_stranger""")
+    role = f"gw_stranger_{uuid4().hex}"
+    await db.execute(f"""
+        create role {role};
+        grant usage on schema graphile_worker to {role};
+        grant all on all tables in schema graphile_worker to {role};
+        grant all on all sequences in schema graphile_worker to {role}""")
     try:
         async with db.transaction():
-            await db.execute("set local role gw_stranger")
+            await db.execute(f"set local role {role}")
             assert await count(db) == 0
             with pytest.raises(asyncpg.InsufficientPrivilegeError):
                 async with db.transaction():
                     await add(db)
     finally:
-        await db.execute("drop owned by gw_stranger; drop role gw_stranger")
+        await db.execute(f"drop owned by {role}; drop role {role}")

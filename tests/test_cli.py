@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 import graphile_worker
+from graphile_worker._db.databases import dsn_of
 
 COMMAND = [str(Path(sys.executable).with_name("graphile-worker"))]
 MODULE = [sys.executable, "-m", "graphile_worker"]
@@ -79,7 +80,7 @@ def test_a_mistake_is_one_sentence_without_traceback_or_password(arguments: list
 
 
 def test_a_database_that_does_not_exist(default_server: str) -> None:
-    done = run("--schema-only", "-c", default_server.replace("/postgres?", "/nowhere?"))
+    done = run("--schema-only", "-c", dsn_of(default_server, "nowhere"))
     assert (done.returncode, done.stderr) == (
         1,
         'Error: Database "nowhere" does not exist. Create it, or name another.\n',

