@@ -241,6 +241,14 @@ async def test_two_array_payloads_are_joined_and_others_replaced(
     assert json.loads(job["payload"]) == merged
 
 
+async def test_three_batches_added_with_one_key_are_one_job(db: asyncpg.Connection) -> None:
+    for item in (1, 2, 3):
+        job = await add(db, payload=[item], job_key="k")
+    assert (json.loads(job["payload"]), job["attempts"]) == ([1, 2, 3], 0)
+    assert await count(db) == 1
+    assert await db.fetchval("select count(*) from graphile_worker._private_job_queues") == 0
+
+
 async def test_a_null_payload_replaces_an_array(db: asyncpg.Connection) -> None:
     await add(db, payload=[1], job_key="k")
 

@@ -155,6 +155,19 @@ async def test_force_unlock_workers_frees_jobs_and_queues_of_those_named(
     assert await db.fetchval(holders + "_private_job_queues") == [None, "w2", None]
 
 
+@pytest.mark.parametrize(
+    "call", ["remove_job('stale')", "complete_jobs(array[$1])", "permanently_fail_jobs(array[$1])"]
+)
+async def test_the_queue_of_a_stale_job_stays_locked_until_it_is_swept(
+    db: asyncpg.Connection, call: str
+) -> None:
+    """As Node's functions have it: a queue is freed by its worker, or by the sweep."""
+    job_id = (await a_job_in_each_state(db))["stale"]
+    await db.execute(f"select graphile_worker.{call.replace('$1', str(job_id))}")
+    locked = "select locked_by from graphile_worker._private_job_queues where queue_name = 'q-stale'"
+    assert await db.fetchval(locked) == "w"
+
+
 async def test_the_view_shows_every_job_without_its_payload(db: asyncpg.Connection) -> None:
     jobs = await a_job_in_each_state(db)
     jobs["unqueued"] = (await add(db))["id"]

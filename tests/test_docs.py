@@ -11,6 +11,8 @@ import json
 import math
 import pkgutil
 import re
+import subprocess
+import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -195,6 +197,50 @@ async def test_the_page_on_operations(db: asyncpg.Connection, database: str) -> 
         await page.run()
         assert (await utils.stats()).total == 0
         page.assert_done()
+
+
+def run_python(code: str, *arguments: str, cwd: Path | None = None) -> str:
+    """What a program of the documentation prints."""
+    done = subprocess.run(
+        [sys.executable, *arguments, "-c", code], cwd=cwd, check=False, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def python_blocks(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def test_the_program_in_the_readme(short_folder: Path) -> None:
+    [program] = python_blocks(ROOT / "README.md")
+    assert '"embedded:"' in program
+    assert run_python(program.replace("embedded:", f"embedded:{short_folder}")) == "1 hello ready\n"
+
+
+def test_the_program_in_the_page_on_installing(database: str) -> None:
+    [program] = python_blocks(ROOT / "docs" / "installing.md")
+    assert run_python(program.replace("postgresql://me@localhost/mine", database)) == ""
+
+
+def test_the_program_in_the_page_on_the_embedded_server(short_folder: Path) -> None:
+    [program] = python_blocks(ROOT / "docs" / "embedded.md")
+    printed = run_python(program.replace("./postgres", str(short_folder))).splitlines()
+    assert [line.partition(":")[0] for line in printed[:2]] == ["postgresql", "postgresql"]
+    assert printed[2] == str(short_folder / "run" / "server.log")
+
+
+def test_the_tests_in_the_page_on_testing(tmp_path: Path) -> None:
+    [program] = python_blocks(ROOT / "docs" / "testing.md")
+    (tmp_path / "test_mine.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-o", "asyncio_mode=auto", "test_mine.py"],
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert "1 passed" in done.stdout, done.stdout
 
 
 def test_the_table_of_delays_is_right() -> None:
