@@ -145,8 +145,18 @@ class TestAddJob:
 
     async def test_infinity_set_by_sql_can_be_read(self, utils: WorkerUtils, db: asyncpg.Connection) -> None:
         await db.execute("select graphile_worker.add_job('t', run_at => 'infinity')")
-        [job] = await utils.list_jobs()
-        assert job.run_at == datetime.max.replace(tzinfo=UTC)
+        await db.execute("select graphile_worker.add_job('u', run_at => '-infinity')")
+        await utils.add_job("v")
+        forever, always, _ = await utils.list_jobs()
+        assert forever.run_at == datetime.max.replace(tzinfo=UTC)
+        assert always.run_at == (await utils.stats()).oldest_due == datetime.min.replace(tzinfo=UTC)
+
+    async def test_a_payload_nested_too_deep_for_python_spoils_no_list(
+        self, utils: WorkerUtils, db: asyncpg.Connection
+    ) -> None:
+        text = "[" * 1500 + "]" * 1500
+        await db.execute("select graphile_worker.add_job('t', $1::text::json)", text)
+        assert [job.payload for job in await utils.list_jobs()] == [text]
 
 
 class TestTransactions:
@@ -281,9 +291,9 @@ class TestAddJobs:
         def specs() -> Any:
             for n in range(7000):
                 yield JobSpec("t", n)
-            raise LookupError("mine")
+            raise FileNotFoundError("mine")
 
-        with pytest.raises(LookupError, match="mine"):
+        with pytest.raises(FileNotFoundError, match="mine"):
             await utils.add_jobs(specs())
         assert await count(db) == 0
 
@@ -302,6 +312,10 @@ class TestAddJobs:
                 await adding
         await blocker.close()
         assert await count(db) == 0
+
+    async def test_what_is_no_spec_is_refused(self, utils: WorkerUtils) -> None:
+        with pytest.raises(InvalidJobError, match="JobSpec values, not dict"):
+            await utils.add_jobs([{"identifier": "t"}])  # type: ignore[list-item]
 
     async def test_an_empty_batch_is_refused(self, utils: WorkerUtils) -> None:
         with pytest.raises(InvalidJobError, match="at least one item"):
@@ -510,6 +524,27 @@ class TestCleanup:
         assert (job.task_identifier, job.queue_name) == ("t", "q")
         await adder.close()
 
+    async def test_another_isolation_level_does_not_hide_jobs_from_it(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        name = await db.fetchval("select quote_ident(current_database())")
+        await db.execute(f"alter database {name} set default_transaction_isolation = 'repeatable read'")
+        adder = await asyncpg.connect(database)
+        async with WorkerUtils(dsn=database) as utils:
+            await utils.complete_jobs([(await utils.add_job("t", queue_name="q")).id])
+            adding = adder.transaction()
+            await adding.start()
+            await utils.add_job("t", queue_name="q", connection=adder)
+            cleaning = asyncio.create_task(utils.cleanup(CleanupTask))
+            others = "select bool_or(cardinality(pg_blocking_pids(pid)) > 0) from pg_stat_activity"
+            await until(lambda: db.fetchval(others), "the cleanup waits")
+            await adding.commit()
+            assert await cleaning == (0, 0, 0)
+            async with adder.transaction(isolation="repeatable_read"):
+                with pytest.raises(ConfigurationError, match="read committed"):
+                    await utils.cleanup(connection=adder)
+        await adder.close()
+
     async def test_a_transaction_that_never_ends_is_given_up_on(
         self, utils: WorkerUtils, db: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -586,6 +621,85 @@ class TestConnections:
         await until(gone, "the connection ends")
         await utils.add_job("t")
         assert await count(db) == 2
+
+    async def test_a_call_that_is_given_up_on_is_stopped_at_the_server(
+        self, database: str, db: asyncpg.Connection
+    ) -> None:
+        mine = """select count(*) from pg_stat_activity
+            where application_name = 'graphile-worker' and datname = current_database()"""
+        blocker = await asyncpg.connect(database)
+        async with WorkerUtils(dsn=database, max_pool_size=2) as utils:
+            await utils.add_job("t", "old", job_key="k")
+            async with blocker.transaction():
+                await blocker.execute("select from graphile_worker._private_jobs for update")
+                for _ in range(6):
+                    with pytest.raises(TimeoutError):
+                        await asyncio.wait_for(utils.add_job("t", "new", job_key="k"), 0.1)
+                    assert await db.fetchval(mine) <= 2
+                nobody_waits = mine.replace(
+                    "count(*)", "count(*) filter (where wait_event_type = 'Lock') = 0"
+                )
+                await until(lambda: db.fetchval(nobody_waits), "the last call is stopped too")
+            job = await utils.get_job(key="k")
+            assert job is not None
+            assert job.payload == "old"
+        await blocker.close()
+
+    async def test_closing_can_be_given_up_on_and_asked_for_again(
+        self, database: str, db: asyncpg.Connection
+    ) -> None:
+        utils = WorkerUtils(dsn=database)
+        async with db.transaction():
+            await db.execute("lock table graphile_worker._private_jobs")
+            adding = asyncio.create_task(utils.add_job("t"))
+            await asyncio.sleep(0)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(utils.close(), 0.1)
+        await adding
+        await utils.close()
+        with pytest.raises(ConfigurationError, match="closed already"):
+            await utils.add_job("t")
+
+    def test_another_event_loop_is_refused_with_a_sentence(self, default_server: str) -> None:
+        utils = WorkerUtils(dsn=default_server)
+        with asyncio.Runner() as first, asyncio.Runner() as second:
+            with pytest.raises(SchemaMissingError):
+                first.run(utils.add_job("t"))
+            with pytest.raises(ConfigurationError, match="another event loop"):
+                second.run(utils.add_job("t"))
+            first.run(utils.close())
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda utils: utils.force_unlock_workers("w"),
+            lambda utils: utils.cleanup(keep_task_identifiers="abc"),
+            lambda utils: utils.complete_jobs(["1"]),
+            lambda utils: utils.get_job(id="x"),
+            lambda utils: utils.list_jobs(limit=0),
+            lambda utils: utils.list_jobs(limit=None),
+        ],
+    )
+    async def test_arguments_of_another_kind_are_refused(self, utils: WorkerUtils, call: Any) -> None:
+        with pytest.raises((ConfigurationError, InvalidJobError), match="must be"):
+            await call(utils)
+
+    def test_a_pool_of_no_connections_is_refused(self) -> None:
+        with pytest.raises(ConfigurationError, match="at least 1"):
+            WorkerUtils(max_pool_size=0)
+
+    async def test_a_statement_that_may_have_been_done_is_called_that(
+        self, utils: WorkerUtils, db: asyncpg.Connection, database: str
+    ) -> None:
+        other = await asyncpg.connect(database)
+        async with other.transaction():
+            await other.execute("lock table graphile_worker._private_jobs")
+            adding = asyncio.create_task(utils.add_job("t", connection=db))
+            await until_blocked(other, db.get_server_pid())
+            await other.execute("select pg_terminate_backend($1)", db.get_server_pid())
+            with pytest.raises(DatabaseError, match=r"was lost.*not known"):
+                await adding
+        await other.close()
 
     async def test_quick_add_job_opens_adds_and_closes(self, database: str, db: asyncpg.Connection) -> None:
         job = await quick_add_job("t", {"a": 1}, dsn=database, priority=4, run_at=timedelta(1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
 
 import asyncpg
 import pytest
@@ -100,6 +101,14 @@ async def test_bulk_pairs_jobs_with_specs_by_what_they_contain(utils: WorkerUtil
         assert (job.task_identifier, job.payload, job.key) == (spec.identifier, spec.payload, spec.job_key)
         assert (job.queue_name, job.priority) == (spec.queue_name, spec.priority or 0)
         assert job.flags == (spec.flags or frozenset())
+
+
+async def test_an_hour_that_exists_twice_is_paired_too(utils: WorkerUtils) -> None:
+    twice = datetime(2030, 10, 27, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+    first, second = await utils.add_jobs(
+        [JobSpec("t", run_at=twice), JobSpec("t", run_at=twice.replace(fold=1))]
+    )
+    assert second.run_at - first.run_at == timedelta(hours=1)
 
 
 async def test_bulk_asks_again_for_keyed_specs_that_met_a_worker(

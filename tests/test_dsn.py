@@ -100,6 +100,7 @@ async def test_the_environment_is_asked_in_this_order(
     [
         "postgresql://u:se#cret@h/db",
         "postgresql://u:12/secret@h/db",
+        "postgresql://u:12?secret@h/db",
         "postgresql://u:secret@h:99999/db",
         "postgresql://u:secret@h:port/db",
         "postgresql://u:sec[ret@h/db",
@@ -173,6 +174,7 @@ async def test_a_strange_wish_for_ssl_is_refused() -> None:
             "postgresql://h/db?sslmode=verify-full&sslrootcert=/ca",
         ),
         ("postgres://u:p%40ss@h/db", "postgresql://u:p%40ss@h/db"),
+        ("postgres://h1:1,h2:2/db", "postgresql://h1:1,h2:2/db"),
         ("socket:/tmp/x?db=y", "postgresql:///y?host=/tmp/x"),
         ("socket://u:p@/tmp/x?db=y", "postgresql://u:p@/y?host=/tmp/x"),
     ],

@@ -6,12 +6,14 @@ import os
 import pwd
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import tempfile
 import textwrap
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import asyncpg
@@ -213,6 +215,58 @@ async def test_the_last_to_leave_finds_it_stopped() -> None:
             p.info["cmdline"] for p in psutil.process_iter(["cmdline"]) if data in (p.info["cmdline"] or [])
         ]
     assert not [command for command in running if "watcher" not in str(command)]
+
+
+async def test_a_forked_child_does_not_hold_the_lock_on(short_folder: Path) -> None:
+    with EmbeddedPostgres(short_folder):
+        child = os.fork()
+        if not child:
+            signal.pause()
+    try:
+        with EmbeddedPostgres(short_folder) as server:
+            assert await query(server.dsn(), "select 1") == 1
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+async def test_a_server_too_busy_to_answer_is_not_taken_for_a_dead_one(short_folder: Path) -> None:
+    with EmbeddedPostgres(short_folder, parameters={"max_connections": "5"}) as server:
+        running = postmaster(short_folder)
+        assert running is not None
+        running.suspend()
+        waiting = [socket.socket(socket.AF_UNIX) for _ in range(60)]
+        try:
+            for probe in waiting:
+                probe.setblocking(False)
+                with suppress(BlockingIOError):
+                    probe.connect(str(short_folder / "run" / ".s.PGSQL.5432"))
+            with EmbeddedPostgres(short_folder) as other:
+                assert other.dsn() == server.dsn()
+        finally:
+            for probe in waiting:
+                probe.close()
+            running.resume()
+        assert await query(server.dsn(), "select 1") == 1
+
+
+def test_a_live_server_without_its_socket_is_not_taken_for_a_dead_one(short_folder: Path) -> None:
+    with EmbeddedPostgres(short_folder):
+        hidden = short_folder / "run" / ".hidden"
+        (short_folder / "run" / ".s.PGSQL.5432").rename(hidden)
+        with pytest.raises(EmbeddedServerError, match="its socket is gone"):
+            EmbeddedPostgres(short_folder).start()
+        hidden.rename(short_folder / "run" / ".s.PGSQL.5432")
+
+
+def test_the_server_gets_nothing_of_our_environment(
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET", "hunter2")
+    with EmbeddedPostgres(short_folder):
+        running = postmaster(short_folder)
+        assert running is not None
+        assert "AWS_SECRET" not in running.environ()
 
 
 async def test_one_of_two_in_a_process_leaves_without_waiting_for_the_other(short_folder: Path) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from graphile_worker._db import queries
 from graphile_worker._db.cleanup import delete_permafailed_jobs, delete_unused
-from graphile_worker.errors import ConfigurationError
+from graphile_worker.errors import ConfigurationError, InvalidJobError
 from graphile_worker.job import SMALLINT, Job, JobState, check_instant, check_integer
 
 if TYPE_CHECKING:
@@ -81,13 +81,13 @@ class Administration:
         self, job_ids: Iterable[int], *, connection: Connection | None = None
     ) -> list[Job]:
         """Delete jobs as if they had succeeded. Returns them; those that run now are left alone."""
-        return await self._change("complete_jobs", list(job_ids), connection=connection)
+        return await self._change("complete_jobs", _ids(job_ids), connection=connection)
 
     async def permanently_fail_jobs(
         self, job_ids: Iterable[int], reason: str | None = None, *, connection: Connection | None = None
     ) -> list[Job]:
         """Let jobs not be tried again. Returns them; those that run now are left alone."""
-        return await self._change("permanently_fail_jobs", list(job_ids), reason, connection=connection)
+        return await self._change("permanently_fail_jobs", _ids(job_ids), reason, connection=connection)
 
     async def reschedule_jobs(
         self,
@@ -118,7 +118,7 @@ class Administration:
                 check_integer(name, value, allowed, code="GWBMA" if name == "max_attempts" else None)
         return await self._change(
             "reschedule_jobs",
-            list(job_ids),
+            _ids(job_ids),
             *queries.split_instant(run_at),
             priority,
             attempts,
@@ -133,7 +133,7 @@ class Administration:
 
         Only for workers that are gone for good: what a live one holds would run twice.
         """
-        ids = list(worker_ids)
+        ids = _names("worker_ids", worker_ids)
         await self._session.call(
             lambda on: queries.force_unlock_workers(on, self._session.schema, ids), connection
         )
@@ -160,7 +160,7 @@ class Administration:
             raise ConfigurationError(
                 f"cleanup does not know {', '.join(unknown)}. It knows {', '.join(allowed)}."
             )
-        keep = list(keep_task_identifiers)
+        keep = _names("keep_task_identifiers", keep_task_identifiers)
         schema, call = self._session.schema, self._session.call
         jobs = identifiers = queues = 0
         # In this order: what one step removes, the next finds unused.
@@ -180,6 +180,8 @@ class Administration:
         """The job with that id or key; None if there is none (any more)."""
         if (id is None) == (key is None):
             raise ConfigurationError("Pass id or key, one of them.")
+        if id is not None:
+            _ids([id])
         schema = self._session.schema
         return await self._session.call(
             lambda on: queries.get_job(on, schema, having_id=id, having_key=key), connection
@@ -212,6 +214,7 @@ class Administration:
                 go meanwhile do not shift the pages.
             connection: A connection of the caller's.
         """
+        check_integer("limit", limit, range(1, 2**31))
         if state is not None and state not in set(JobState):
             raise ConfigurationError(f"There is no state {state!r}, but {', '.join(JobState)}.")
         schema = self._session.schema
@@ -241,7 +244,7 @@ class Administration:
                 scheduled=row["scheduled"],
                 running=row["running"],
                 failed=row["failed"],
-                oldest_due=row["oldest_due"],
+                oldest_due=queries.aware(row["oldest_due"]) if row["oldest_due"] else None,
             )
             for row in rows
         }
@@ -263,4 +266,24 @@ class Administration:
 
 def by_local_clock(instant: datetime | timedelta) -> datetime:
     """The moment that this machine's clock means."""
-    return datetime.now(UTC) + instant if isinstance(instant, timedelta) else instant
+    if isinstance(instant, datetime):
+        return instant
+    try:
+        return datetime.now(UTC) + instant
+    except OverflowError as error:
+        raise InvalidJobError(f"run_at is {instant}, beyond the end of time.", argument="run_at") from error
+
+
+def _ids(job_ids: Iterable[int]) -> list[int]:
+    ids = list(job_ids)
+    for job_id in ids:
+        check_integer("A job's id", job_id, range(2**63))
+    return ids
+
+
+def _names(argument: str, names: Iterable[str]) -> list[str]:
+    # A string is iterable too, and was meant as one name.
+    found = [] if isinstance(names, str) else list(names)
+    if isinstance(names, str) or not all(isinstance(name, str) for name in found):
+        raise ConfigurationError(f"{argument} is {names!r}; it must be a list of strings.")
+    return found

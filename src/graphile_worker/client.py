@@ -113,7 +113,7 @@ class WorkerUtils(Administration):
         max_pool_size: How many connections to open at most.
         prepared_statements: Off for a PgBouncer in transaction mode.
         use_local_time: Take "now" from this machine's clock and not from the database's.
-        logger: Where to report to; by default the logger ``graphile_worker``.
+        logger: Where to say that a statement is tried again; by default the logger ``graphile_worker``.
 
     Every method takes ``connection=``, an asyncpg connection of the caller's, and then is a part of the
     caller's transaction: it is done when the caller commits, and never repeated.
@@ -145,8 +145,8 @@ class WorkerUtils(Administration):
             raise ConfigurationError("Pass dsn or pool, not both.")
         target = find_schema(schema)
         own = Pool(dsn, pool=pool, max_size=max_pool_size, prepared_statements=prepared_statements)
-        super().__init__(Session(target, own), use_local_time=use_local_time)
         self.logger = logger or logging.getLogger("graphile_worker")
+        super().__init__(Session(target, own, self.logger), use_local_time=use_local_time)
 
     def __repr__(self) -> str:
         return f"WorkerUtils(schema={self._session.schema.name!r})"
@@ -163,8 +163,9 @@ class WorkerUtils(Administration):
 
     async def migrate(self, *, connection: Connection | None = None) -> None:
         """Install the schema, or complete it: see `run_migrations`."""
-        async with self._session.connection(connection) as on:
-            await migrate(on, self._session.schema)
+        with translated(self._session.schema):
+            async with self._session.connection(connection) as on:
+                await migrate(on, self._session.schema)
 
     async def add_job(
         self,
@@ -231,15 +232,23 @@ class WorkerUtils(Administration):
             >>> asyncio.run(main())
             [0, 1, 2]
         """
-        if self._use_local_time:
-            specs = map(_by_local_time, specs)
         schema = self._session.schema
-        if isinstance(specs, Sequence):
-            return await self._session.call(lambda on: bulk.add_jobs(on, schema, specs), connection)
-        # Not repeated on errors: an iterator cannot be read twice.
-        with translated(schema):
-            async with self._session.connection(connection) as on:
-                return await bulk.add_jobs(on, schema, specs)
+
+        def local(spec: JobSpec) -> JobSpec:
+            return _by_local_time(spec) if self._use_local_time else spec
+
+        async def add(on: Connection) -> list[Job]:
+            return await bulk.add_jobs(on, schema, map(local, specs))
+
+        try:
+            if isinstance(specs, Sequence):
+                return await self._session.call(add, connection)
+            # Not repeated on errors: an iterator cannot be read twice.
+            with translated(schema):
+                async with self._session.connection(connection) as on:
+                    return await add(on)
+        except bulk.IterationError as error:
+            raise (error.__cause__ or error) from None
 
     async def add_batch_job(
         self,

@@ -55,13 +55,18 @@ def encode_payload(payload: object) -> str:
 
 
 def decode_payload(text: str | bytes) -> Any:
-    """The value of a JSON text. Integers stay exact, whatever their size."""
+    """The value of a JSON text. Integers stay exact, whatever their size.
+
+    A text that is nested deeper than Python can follow stays text, so that it spoils no list it is in.
+    """
     try:
         return _decode(text)
     except msgspec.MsgspecError:
         # Numbers beyond all floats and halves of surrogate pairs: legal in PostgreSQL's json, rare, and
         # taken by the standard library.
         return json.loads(text)
+    except RecursionError:
+        return text if isinstance(text, str) else text.decode()
 
 
 def _unusual_floats(value: object) -> Iterator[float]:

@@ -26,10 +26,10 @@ SPEC = st.fixed_dictionaries(
         "payload": PAYLOADS,
         "queue_name": st.sampled_from([None, "q", "r"]),
         "run_at": TIMES,
-        "max_attempts": st.sampled_from([None, 1, 2, 25]),
+        "max_attempts": st.sampled_from([None, 1, 2, 25, 1, 2, 0, 70_000]),
         "job_key": KEYS,
-        "priority": st.sampled_from([None, -3, 0, 7]),
-        "flags": st.sampled_from([None, [], ["f"], ["f", "g", "f"]]),
+        "priority": st.sampled_from([None, -3, 0, 7, 8, 99_999]),
+        "flags": st.sampled_from([None, [], ["f"], ["f", "g", "f"], ["f", None]]),
     },
 )
 MODES = st.sampled_from([None, "replace", "preserve_run_at", "unsafe_dedupe", "nonsense"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,10 +27,14 @@ if TYPE_CHECKING:
 
     from graphile_worker._db.connect import Connection
 
-_CHUNK = 5_000
+_CHUNK = 2_000
 _DEFAULT_PAYLOAD = "{}"
 _DEFAULT_MAX_ATTEMPTS = 25
 _NO_FLAGS: frozenset[str] = frozenset()
+
+
+class IterationError(Exception):
+    """The caller's iterator raised; the cause says what."""
 
 
 class _Chunk(NamedTuple):
@@ -86,7 +90,7 @@ def _chunks(specs: Iterable[JobSpec]) -> Iterator[_Chunk]:
     chunk: list[JobSpec] = []
     payloads: list[str] = []
     preserve: bool | None = None
-    for spec in specs:
+    for spec in _reading(specs):
         if spec.job_key is not None:
             if spec.job_key in keys:
                 raise InvalidJobError(
@@ -111,6 +115,21 @@ def _chunks(specs: Iterable[JobSpec]) -> Iterator[_Chunk]:
             chunk, payloads, preserve = [], [], None
     if chunk:
         yield _Chunk(chunk, payloads, bool(preserve))
+
+
+def _reading(specs: Iterable[JobSpec]) -> Iterator[JobSpec]:
+    """The specs; an error of the caller's iterator is kept apart from errors of the database."""
+    iterator = iter(specs)
+    while True:
+        try:
+            spec = next(iterator)
+        except StopIteration:
+            return
+        except Exception as error:
+            raise IterationError from error
+        if not isinstance(spec, JobSpec):
+            raise InvalidJobError(f"add_jobs takes JobSpec values, not {type(spec).__name__}.")
+        yield spec
 
 
 def _arguments(chunk: _Chunk) -> list[Any]:
@@ -205,7 +224,11 @@ def _content_of_job(job: Job, payload: str) -> object:
 def _content_of_spec(spec: JobSpec, payload: str, now: datetime) -> object:
     if spec.job_key is not None:
         return spec.job_key
-    run_at = spec.run_at if isinstance(spec.run_at, datetime) else now + (spec.run_at or timedelta(0))
+    if isinstance(spec.run_at, datetime):
+        # In UTC, because an hour that exists twice is never equal to the same hour in another zone.
+        run_at = spec.run_at.astimezone(UTC)
+    else:
+        run_at = now + (spec.run_at or timedelta(0))
     return (
         *(spec.identifier, spec.queue_name, payload, spec.priority or 0, run_at),
         *(spec.max_attempts or _DEFAULT_MAX_ATTEMPTS, frozenset(spec.flags or ())),

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
+from graphile_worker._db.connect import read_committed
 from graphile_worker._db.sql import Schema, statements_for
-from graphile_worker.errors import DatabaseError
+from graphile_worker.errors import ConfigurationError, DatabaseError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +36,12 @@ async def delete_unused(connection: Connection, schema: Schema, what: str, *argu
     lock = statements["lock_tasks" if what == "task_identifiers" else "lock_queues"]
     for _ in range(_LOCK_ATTEMPTS):
         try:
-            async with connection.transaction():
+            async with read_committed(connection):
+                # Under any other level the delete would not see the jobs that the lock waited for.
+                if await connection.fetchval(statements["read_isolation"]) != "read committed":
+                    raise ConfigurationError(
+                        "cleanup needs the isolation level read committed. Call it in another transaction."
+                    )
                 before = await connection.fetchval(statements["read_lock_timeout"])
                 await connection.execute(statements["set_lock_timeout"], _LOCK_TIMEOUT)
                 await connection.execute(lock)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, TypeAlias
+from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import asyncpg
 
 from graphile_worker._db.dsn import EMBEDDED, Target, find_dsn, parse_dsn
 from graphile_worker._db.failures import connecting
 from graphile_worker._db.retryable import retrying
-from graphile_worker.errors import ConfigurationError
+from graphile_worker.errors import ConfigurationError, GraphileWorkerError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
 
     from asyncpg.pool import PoolConnectionProxy
 
@@ -22,6 +24,15 @@ if TYPE_CHECKING:
 
 _APPLICATION = {"application_name": "graphile-worker"}
 _CONNECT_ATTEMPTS = 4
+_CLOSE_TIMEOUT = 5.0
+_LONGEST_IDLE = 300.0
+
+
+def read_committed(connection: Connection) -> AbstractAsyncContextManager[object]:
+    """A transaction in which each statement sees what was committed before it; a part of the caller's."""
+    if connection.is_in_transaction():
+        return connection.transaction()
+    return connection.transaction(isolation="read_committed")
 
 
 @asynccontextmanager
@@ -38,6 +49,11 @@ async def connect(dsn: str | None) -> AsyncIterator[asyncpg.Connection]:
             yield connection
         finally:
             await connection.close()
+
+
+class _Idle(NamedTuple):
+    connection: asyncpg.Connection
+    since: float
 
 
 class Pool:
@@ -61,39 +77,60 @@ class Pool:
         max_size: int = 10,
         prepared_statements: bool = True,
     ) -> None:
+        if max_size < 1:
+            raise ConfigurationError(f"max_pool_size is {max_size}; it must be at least 1.")
         self._dsn = dsn
         self._given = pool
         self._max_size = max_size
         self._prepared_statements = prepared_statements
         self._slots = asyncio.Semaphore(max_size)
-        self._idle: list[asyncpg.Connection] = []
+        self._idle: list[_Idle] = []
+        self._ending: set[asyncio.Task[None]] = set()
         self._target: Target | None = None
         self._opening = asyncio.Lock()
-        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._resources = AsyncExitStack()
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
         """A connection for one piece of work."""
+        self._check_usable()
         async with self._given_connection() if self._given else self._own_connection() as connection:
             if self._prepared_statements:
                 yield connection
             else:
                 # The driver prepares in one round trip and executes in another; only in a transaction does
                 # a pooler that hands out servers by transaction keep both on the same one.
-                async with connection.transaction():
+                async with connection.transaction(isolation="read_committed"):
                     yield connection
 
     async def close(self) -> None:
-        """Wait for what is under way, and close what was opened here."""
-        if self._closed:
-            return
-        self._closed = True
-        for _ in range(self._max_size):
-            await self._slots.acquire()
-        for connection in self._idle:
-            await connection.close()
-        await self._resources.aclose()
+        """Wait for what is under way, and close what was opened here. May be called again."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        # Whoever stops waiting for it does not stop it.
+        await asyncio.shield(self._closing)
+
+    def _check_usable(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        if self._loop is not loop:
+            raise ConfigurationError(
+                "These connections belong to another event loop. Make a WorkerUtils for each loop."
+            )
+        if self._closing is not None:
+            raise ConfigurationError("The connections were closed already.")
+
+    async def _close(self) -> None:
+        try:
+            for _ in range(self._max_size):
+                await self._slots.acquire()
+            for idle in self._idle:
+                await _end(idle.connection)
+        finally:
+            await self._resources.aclose()
 
     @asynccontextmanager
     async def _given_connection(self) -> AsyncIterator[Connection]:
@@ -107,22 +144,42 @@ class Pool:
 
     @asynccontextmanager
     async def _own_connection(self) -> AsyncIterator[Connection]:
-        if self._closed:
-            raise ConfigurationError("The connections were closed already.")
-        async with self._slots:
-            connection = None
-            while self._idle and (connection is None or connection.is_closed()):
-                connection = self._idle.pop()
-            if connection is None or connection.is_closed():
-                connection = await self._connect()
-            try:
-                yield connection
-            except (asyncio.CancelledError, asyncpg.InternalClientError):
-                connection.terminate()  # a statement may still be under way
-                raise
-            finally:
-                if not connection.is_closed():
-                    self._idle.append(connection)
+        await self._slots.acquire()
+        connection = None
+        try:
+            connection = self._take_idle() or await self._connect()
+            yield connection
+        except (asyncpg.PostgresError, GraphileWorkerError):
+            self._give_back(connection)  # the statement failed, the connection is fine
+            raise
+        except BaseException:
+            # A statement may be under way. Until the server has been told to stop it, the slot is taken.
+            if connection is None:
+                self._slots.release()
+            else:
+                ending = asyncio.create_task(_end(connection))
+                self._ending.add(ending)
+                ending.add_done_callback(self._ended)
+            raise
+        else:
+            self._give_back(connection)
+
+    def _take_idle(self) -> asyncpg.Connection | None:
+        while self._idle:
+            connection, since = self._idle.pop()
+            if not connection.is_closed() and monotonic() - since < _LONGEST_IDLE:
+                return connection
+            connection.terminate()  # something between us and the server may have forgotten it
+        return None
+
+    def _give_back(self, connection: asyncpg.Connection | None) -> None:
+        if connection is not None and not connection.is_closed():
+            self._idle.append(_Idle(connection, monotonic()))
+        self._slots.release()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
+        self._slots.release()
 
     async def _connect(self) -> asyncpg.Connection:
         async with self._opening:
@@ -150,8 +207,22 @@ async def _server_of(dsn: str) -> AsyncIterator[str]:
     from graphile_worker.embedded import EmbeddedPostgres  # noqa: PLC0415
 
     server = EmbeddedPostgres(dsn.removeprefix(EMBEDDED) or None)
-    await asyncio.to_thread(server.start)
+    starting = asyncio.ensure_future(asyncio.to_thread(server.start))
+    try:
+        await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await asyncio.wait([starting])  # a thread cannot be stopped, and would leave us a user for ever
+        server.close()
+        raise
     try:
         yield server.dsn()
     finally:
         await asyncio.to_thread(server.close)
+
+
+async def _end(connection: asyncpg.Connection) -> None:
+    """Close a connection; a statement that is under way on it is cancelled at the server first."""
+    try:
+        await connection.close(timeout=_CLOSE_TIMEOUT)
+    except (Exception, asyncio.CancelledError):  # noqa: BLE001 - however it fails, it has to go
+        connection.terminate()

@@ -107,8 +107,8 @@ def _parse_url(dsn: str) -> Target:
         raise ConfigurationError(
             f"{parts.scheme}:// is not the beginning of a connection string for PostgreSQL; postgresql:// is."
         )
-    # An @ in the path is the end of a password with an unescaped slash.
-    if parts.fragment or "@" in parts.path:
+    # An @ further on is the end of a password with an unescaped slash or question mark.
+    if parts.fragment or "@" in parts.path or ("@" in parts.query and "@" not in parts.netloc):
         raise unreadable()
     credentials, at, address = parts.netloc.rpartition("@")
     user, colon, password = credentials.partition(":")
@@ -117,7 +117,9 @@ def _parse_url(dsn: str) -> Target:
     arguments |= _take_ssl(parameters)
     for name in _LIBPQ_ONLY:
         parameters.pop(name, None)
-    description = _describe(parts.hostname, parts.port, unquote(parts.path[1:]), parameters)
+    # Several hosts are taken as they are; of one, a port that is none is noticed here.
+    host, port = (address, None) if "," in address else (parts.hostname, parts.port)
+    description = _describe(host, port, unquote(parts.path[1:]), parameters)
     url = f"postgresql://{user}{colon}{quote(unquote(password), safe='')}{at}{address}{parts.path}"
     if parameters:
         url += "?" + urlencode(parameters, safe="/")

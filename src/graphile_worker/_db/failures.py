@@ -57,11 +57,19 @@ def connecting(target: Target) -> Iterator[None]:
             "This process runs as a user without a name, so name one in the connection string: "
             "postgresql://user@host/database"
         ) from error
-    except (asyncpg.ClientConfigurationError, ValueError) as error:
-        # Not chained, and not quoted if it quotes the password.
-        if any(secret in str(error) for secret in target.secrets):
-            raise unreadable() from None
-        raise ConfigurationError(f"The connection cannot be made like that: {sentence(error)}") from None
+    except asyncpg.InterfaceError as error:
+        if isinstance(error, asyncpg.ClientConfigurationError):
+            raise _misconfigured(error, target) from None
+        raise DatabaseError(f"There is no connection ({where}): {sentence(error)}") from error
+    except ValueError as error:
+        raise _misconfigured(error, target) from None
+
+
+def _misconfigured(error: Exception, target: Target) -> ConfigurationError:
+    # Never chained, and not quoted if it quotes the password.
+    if any(secret in str(error) for secret in target.secrets):
+        return unreadable()
+    return ConfigurationError(f"The connection cannot be made like that: {sentence(error)}")
 
 
 @contextmanager
@@ -73,7 +81,7 @@ def translated(schema: Schema) -> Iterator[None]:
         raise statement_failed(error, schema) from error
 
 
-def statement_failed(error: Exception, schema: Schema) -> GraphileWorkerError:
+def statement_failed(error: Exception, schema: Schema) -> GraphileWorkerError:  # noqa: PLR0911 - one a kind
     """Why a statement on the schema failed."""
     match error:
         case (
@@ -96,15 +104,23 @@ def statement_failed(error: Exception, schema: Schema) -> GraphileWorkerError:
                 f"The role may not use the schema {schema.name!r}: {sentence(error)} "
                 "Connect as the schema's owner, or as a member of it."
             )
+        case asyncpg.PostgresConnectionError() | asyncpg.AdminShutdownError() | asyncpg.CrashShutdownError():
+            return _lost(error)
         case asyncpg.PostgresError(sqlstate="GWBKM"):
             return InvalidJobError(sentence(error), argument="job_key_mode", code=_BAD_KEY_MODE)
         case asyncpg.PostgresError():
             return DatabaseError(f"The database refused the statement: {sentence(error)}")
+        case OSError():
+            return _lost(error)
         case _:
-            return DatabaseError(
-                f"The connection to the database was lost: {sentence(error)} Whether the statement was done "
-                "is not known; look before repeating it."
-            )
+            return DatabaseError(f"The statement was not sent to the database: {sentence(error)}")
+
+
+def _lost(error: Exception) -> DatabaseError:
+    return DatabaseError(
+        f"The connection to the database was lost: {sentence(error)} Whether the statement was done "
+        "is not known; look before repeating it."
+    )
 
 
 def sentence(error: Exception) -> str:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import asyncpg
 
+from graphile_worker._db.connect import read_committed
 from graphile_worker._db.failures import sentence
 from graphile_worker._db.sql import DEFAULT_SCHEMA, Schema, read_script, read_statements
 from graphile_worker.errors import (
@@ -253,7 +254,7 @@ def _warn_of_newer(found: _Found, schema: Schema) -> None:
 async def _change(connection: Connection, schema: Schema) -> bool:
     """Do what is left to do, in one transaction; False if another installer did it, or is at work."""
     statements = read_statements("migrate.sql")
-    async with connection.transaction(isolation="read_committed"):
+    async with read_committed(connection):
         await connection.execute(statements["lock_installers"], schema.name)
         found = await _inspect(connection, schema)
         if found.complete or found.too_old or (found.breaking_revision or 0) > REVISION:

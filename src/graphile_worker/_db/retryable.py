@@ -47,8 +47,8 @@ def _wait_for(error: BaseException) -> _Wait | None:
 
 def _found_connection_dead(error: BaseException) -> bool:
     """Whether the driver noticed, before it sent anything, that the server had closed the connection."""
-    if isinstance(error, asyncpg.InternalClientError):
-        return True  # the end of the connection is being read at this moment
+    if type(error) is asyncpg.InternalClientError:
+        return "another operation" in str(error)  # the end of the connection is being read at this moment
     return type(error) is asyncpg.InterfaceError and "connection is closed" in str(error)
 
 
@@ -65,7 +65,9 @@ def retry_delay(error: BaseException, attempt: int) -> float:
     return min(wait.shortest * _FACTOR**attempt, wait.longest) * (0.5 + random.random())  # noqa: S311
 
 
-async def retrying(operation: Callable[[], Awaitable[T]], *, attempts: int) -> T:
+async def retrying(
+    operation: Callable[[], Awaitable[T]], *, attempts: int, logger: logging.Logger = logger
+) -> T:
     """The result of the operation, repeated while it fails with an error that passes by itself."""
     for attempt in range(attempts - 1):
         try:

@@ -9,6 +9,7 @@ from graphile_worker._db.failures import translated
 from graphile_worker._db.retryable import retrying
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from graphile_worker._db.connect import Connection, Pool
@@ -21,9 +22,10 @@ _ATTEMPTS = 10
 class Session:
     """Runs operations on connections of a pool, or on one that the caller brings."""
 
-    def __init__(self, schema: Schema, pool: Pool) -> None:
+    def __init__(self, schema: Schema, pool: Pool, logger: logging.Logger) -> None:
         self.schema = schema
         self.pool = pool
+        self.logger = logger
 
     async def call(
         self, operation: Callable[[Connection], Awaitable[T]], connection: Connection | None = None
@@ -40,7 +42,7 @@ class Session:
 
         if connection is None:
             with translated(self.schema):
-                return await retrying(once, attempts=_ATTEMPTS)
+                return await retrying(once, attempts=_ATTEMPTS, logger=self.logger)
         with translated(self.schema):
             return await operation(connection)
 

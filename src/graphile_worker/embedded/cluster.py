@@ -145,6 +145,8 @@ class Cluster:
         """Stop the server, if it runs, and wait until it has."""
         if self.find_running() is not None:
             self._call(*self.stop_command())
+        if (folder := self.short_socket_folder()) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def stop_command(self) -> list[str]:
         """The command that stops the server, to be run as the cluster's user."""
@@ -168,7 +170,10 @@ class Cluster:
         self.password_file.unlink(missing_ok=True)
         _write_secret(self.password_file, password)
         for leftover in self._path.glob("initdb-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                leftover.unlink()
         # Each attempt in a folder of its own: one that was killed may still have an initdb at work.
         attempt = Path(tempfile.mkdtemp(prefix="initdb-", dir=self._path))
         self._user.own(attempt)
@@ -207,6 +212,12 @@ class Cluster:
         pid_file = self._data / "postmaster.pid"
         if not pid_file.exists():
             return
+        with suppress(OSError, ValueError):
+            pid = int(pid_file.read_text().partition("\n")[0])
+            if Path(f"/proc/{pid}/cwd").readlink() == self._data:
+                raise EmbeddedServerError(
+                    f"The server in {self._path} runs as process {pid}, but its socket is gone. End it first."
+                )
         with subprocess.Popen(["true"]) as gone:  # noqa: S607 - any program that ends will do
             pass
         arguments = [str(gone.pid), str(pid_file), str(socket_folder)]
@@ -219,6 +230,7 @@ class Cluster:
                 command,
                 check=False,
                 cwd="/",
+                env=server_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -254,14 +266,21 @@ class Cluster:
         return folder
 
 
+def server_environment() -> dict[str, str]:
+    """What the server's processes get of our environment: others who run as the same user can read it."""
+    return {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "TZ") if name in os.environ}
+
+
 def _answers(running: Running) -> bool:
     """Whether something listens on the server's socket."""
     with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(_START_TIMEOUT)
+        probe.setblocking(False)
         try:
             probe.connect(f"{running.socket_folder}/.s.PGSQL.{running.port}")
-        except OSError:
+        except (ConnectionRefusedError, FileNotFoundError):
             return False
+        except OSError:
+            pass  # so busy that it cannot take another connection now
     return True
 
 

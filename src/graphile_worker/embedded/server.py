@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from graphile_worker.embedded import watcher
 from graphile_worker.embedded.binaries import SYSTEM_FOLDER, Binaries, ServerUser, make_open_folder
-from graphile_worker.embedded.cluster import SUPERUSER, Cluster, Running
+from graphile_worker.embedded.cluster import SUPERUSER, Cluster, Running, server_environment
 from graphile_worker.errors import ConfigurationError, EmbeddedServerError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -108,6 +108,8 @@ class EmbeddedPostgres:
         except BlockingIOError:
             pass  # the others go on with it
         finally:
+            # Said explicitly: a forked child has the descriptor too, and would hold the lock on.
+            fcntl.flock(self._share, fcntl.LOCK_UN)
             os.close(self._share)
             self._share = self._running = None
 
@@ -195,6 +197,7 @@ class EmbeddedPostgres:
                     *cluster.stop_command(),
                 ],
                 check=True,
+                env=server_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

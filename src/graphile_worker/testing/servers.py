@@ -40,13 +40,14 @@ def running_server(
         ...     print(dsn.partition(":")[0])
         postgresql
     """
-    given = os.environ.get("TEST_DATABASE_URL", "")
-    if binaries is None and given and not given.startswith(EMBEDDED):
+    given = os.environ.get("TEST_DATABASE_URL", "") if binaries is None else ""
+    if given and not given.startswith(EMBEDDED):
         yield given
         return
-    folder = given.removeprefix(EMBEDDED) or fastest_folder() / f"graphile-worker-{secrets.token_hex(8)}"
+    kept = given.removeprefix(EMBEDDED)
+    folder = kept or fastest_folder() / f"graphile-worker-{secrets.token_hex(8)}"
     with EmbeddedPostgres(
-        folder, parameters={**_FAST, **(parameters or {})}, binaries=binaries, remove=not given
+        folder, parameters={**_FAST, **(parameters or {})}, binaries=binaries, remove=not kept
     ) as server:
         yield server.dsn()
 

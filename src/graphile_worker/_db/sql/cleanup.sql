@@ -1,5 +1,8 @@
 -- Removing what nobody needs any more.
 
+-- name: read_isolation
+select current_setting('transaction_isolation');
+
 -- name: read_lock_timeout
 select current_setting('lock_timeout');
 

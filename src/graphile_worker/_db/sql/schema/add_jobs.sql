@@ -42,20 +42,6 @@ begin
     return;
   end if;
 
-  -- A job that runs, or that failed for good, gives up its key: it will not run again, and the key is
-  -- free for the new job.
-  if exists (select from unnest(specs) as spec where spec.job_key is not null) then
-    -- In one order for all, so that two calls with the same keys do not wait for each other.
-    perform from {schema}._private_jobs as job
-      join unnest(specs) as spec on spec.job_key = job.key
-      order by job.key
-      for update of job;
-    update {schema}._private_jobs as job
-      set key = null, attempts = job.max_attempts, updated_at = now()
-      from unnest(specs) as spec
-      where job.key = spec.job_key and not job.is_available;
-  end if;
-
   -- Only what is missing is inserted: an identity value spent on every call would run out.
   insert into {schema}._private_tasks (identifier)
     select distinct spec.identifier
@@ -73,6 +59,20 @@ begin
     )
     order by spec.queue_name
     on conflict (queue_name) do nothing;
+
+  -- A job that runs, or that failed for good, gives up its key: it will not run again, and the key is
+  -- free for the new job.
+  if exists (select from unnest(specs) as spec where spec.job_key is not null) then
+    -- In one order for all, so that two calls with the same keys do not wait for each other.
+    perform from {schema}._private_jobs as job
+      join unnest(specs) as spec on spec.job_key = job.key
+      order by job.key
+      for update of job;
+    update {schema}._private_jobs as job
+      set key = null, attempts = job.max_attempts, updated_at = now()
+      from unnest(specs) as spec
+      where job.key = spec.job_key and not job.is_available;
+  end if;
 
   -- The random number keeps PostgreSQL from folding equal notifications of one transaction into one.
   perform pg_notify('jobs:insert', json_build_object('r', random(), 'count', total)::text);
@@ -163,16 +163,7 @@ begin
         on conflict (queue_name) do nothing;
     end if;
 
-    if dedupe then
-      -- Whatever the state of the job that has the key: "unsafe" is the caller's choice.
-      update {schema}._private_jobs as job
-        set revision = job.revision + 1, updated_at = now()
-        where job.key = job_key
-        returning * into added;
-      if found then
-        return added;
-      end if;
-    elsif job_key is not null then
+    if job_key is not null and not dedupe then
       -- See add_jobs.
       update {schema}._private_jobs as job
         set key = null, attempts = job.max_attempts, updated_at = now()
@@ -195,6 +186,17 @@ begin
     {replace_pending_job} and not dedupe
     returning * into added;
     exit when found;
+
+    if dedupe then
+      -- Whatever the state of the job that has the key: "unsafe" is the caller's choice.
+      update {schema}._private_jobs as job
+        set revision = job.revision + 1, updated_at = now()
+        where job.key = job_key
+        returning * into added;
+      if found then
+        return added;
+      end if;
+    end if;
   end loop;
 
   if added.job_queue_id is null and queue_name is not null then
