@@ -241,9 +241,9 @@ class TestAddJobs:
         assert await utils.list_jobs() == jobs
 
     async def test_an_iterator_longer_than_a_chunk_keeps_its_order(self, utils: WorkerUtils) -> None:
-        jobs = await utils.add_jobs(JobSpec(f"t{n % 3}", n, job_key=f"k{n}") for n in range(12_001))
-        assert [job.payload for job in jobs] == list(range(12_001))
-        assert [job.id for job in jobs] == list(range(1, 12_002))
+        jobs = await utils.add_jobs(JobSpec(f"t{n % 3}", n, job_key=f"k{n}") for n in range(45_001))
+        assert [job.payload for job in jobs] == list(range(45_001))
+        assert [job.id for job in jobs] == list(range(1, 45_002))
 
     async def test_modes_are_honoured_spec_by_spec(self, utils: WorkerUtils) -> None:
         keys = ["a", "b", "c", "d"]
@@ -274,7 +274,7 @@ class TestAddJobs:
         [
             ([JobSpec("a"), JobSpec("t", job_key="k", job_key_mode="unsafe_dedupe")], "unsafe_dedupe"),
             ([JobSpec("a", job_key="k"), JobSpec("b", job_key="k")], "'k'"),
-            ([JobSpec("a", n) for n in range(6000)] + [JobSpec("b", float("nan"))], "nan"),
+            ([JobSpec("a", n) for n in range(21_000)] + [JobSpec("b", float("nan"))], "nan"),
         ],
     )
     async def test_one_bad_spec_refuses_all(
@@ -289,7 +289,7 @@ class TestAddJobs:
         self, utils: WorkerUtils, db: asyncpg.Connection
     ) -> None:
         def specs() -> Any:
-            for n in range(7000):
+            for n in range(21_000):
                 yield JobSpec("t", n)
             raise FileNotFoundError("mine")
 
@@ -304,7 +304,7 @@ class TestAddJobs:
         async with blocker.transaction():
             await blocker.execute("lock table graphile_worker._private_jobs")
             adding = asyncio.create_task(
-                utils.add_jobs((JobSpec("t", n) for n in range(20_000)), connection=db)
+                utils.add_jobs((JobSpec("t", n) for n in range(50_000)), connection=db)
             )
             await until_blocked(blocker, db.get_server_pid())
             adding.cancel()

@@ -10,24 +10,27 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
-from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from graphile_worker._db.queries import aware, read_job, split_instant
 from graphile_worker._db.sql import Schema, statements_for
-from graphile_worker.errors import InvalidJobError
+from graphile_worker.errors import DatabaseError, InvalidJobError
 from graphile_worker.job import Job, JobKeyMode, JobSpec, JobState
 from graphile_worker.payload import decode_payload, encode_payload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 
     import asyncpg
 
     from graphile_worker._db.connect import Connection
 
-_CHUNK = 2_000
+T = TypeVar("T")
+_CHUNK = 10_000
+_TURN = 500
 _DEFAULT_PAYLOAD = "{}"
 _DEFAULT_MAX_ATTEMPTS = 25
 _NO_FLAGS: frozenset[str] = frozenset()
@@ -52,69 +55,88 @@ async def add_jobs(connection: Connection, schema: Schema, specs: Iterable[JobSp
     statements = statements_for(schema, "jobs.sql")
     async with connection.transaction():
         [(now, keeps_order)] = await connection.fetch(statements["prepare_bulk"], schema.quoted)
-        if not keeps_order:
-            return [
-                job for chunk in _chunks(specs) for job in await _add_and_pair(connection, schema, chunk, now)
-            ]
-        return await _add_in_order(connection, statements["add_jobs"], _chunks(specs), now)
+        async with aclosing(_chunks(specs)) as chunks:
+            if keeps_order:
+                return await _add_in_order(connection, statements["add_jobs"], chunks, now)
+            jobs: list[Job] = []
+            async for chunk in chunks:
+                jobs += await _add_and_pair(connection, schema, chunk, now)
+            return jobs
 
 
 async def _add_in_order(
-    connection: Connection, statement: str, chunks: Iterator[_Chunk], now: datetime
+    connection: Connection, statement: str, chunks: AsyncIterator[_Chunk], now: datetime
 ) -> list[Job]:
     """While the server works on one chunk we make the next, and read what it said of the one before."""
     jobs: list[Job] = []
     sent: _Chunk | None = None
     under_way: asyncio.Task[list[asyncpg.Record]] | None = None
     try:
-        for chunk in chain(chunks, [None]):
+        while True:
+            chunk = await anext(chunks, None)
             arguments = None if chunk is None else _arguments(chunk)
             rows = [] if under_way is None else await under_way
+            under_way = None
             if arguments is not None:
                 under_way = asyncio.create_task(connection.fetch(statement, *arguments))
-                await asyncio.sleep(0)  # lets the request go out before we go on
             if sent is not None:
-                jobs += [_job(*pair, now) for pair in zip(sent.specs, sent.payloads, rows, strict=True)]
+                async for some in _in_turns(zip(sent.specs, sent.payloads, rows, strict=True)):
+                    jobs += [_job(*pair, now) for pair in some]
+            if chunk is None:
+                return jobs
             sent = chunk
     finally:
         # Whatever ends us early must not leave a statement running on the caller's connection.
         if under_way is not None and not under_way.done():
             under_way.cancel()
             await asyncio.wait([under_way])
-    return jobs
 
 
-def _chunks(specs: Iterable[JobSpec]) -> Iterator[_Chunk]:
+async def _in_turns(items: Iterable[T]) -> AsyncIterator[list[T]]:
+    """The items, some at a time; in between others on the event loop have their turn."""
+    iterator = iter(items)
+    while some := list(islice(iterator, _TURN)):
+        yield some
+        await asyncio.sleep(0)
+
+
+async def _chunks(specs: Iterable[JobSpec]) -> AsyncGenerator[_Chunk]:
     """Runs of specs that one call can add: keyed ones must agree on what happens to run_at."""
     keys: set[str] = set()
     chunk: list[JobSpec] = []
     payloads: list[str] = []
     preserve: bool | None = None
-    for spec in _reading(specs):
-        if spec.job_key is not None:
-            if spec.job_key in keys:
-                raise InvalidJobError(
-                    f"Two jobs of one add_jobs call have the job_key {spec.job_key!r}.", argument="job_key"
-                )
-            keys.add(spec.job_key)
-            if spec.job_key_mode == JobKeyMode.UNSAFE_DEDUPE:
-                raise InvalidJobError(
-                    "unsafe_dedupe is not possible in bulk. Use add_job, or another job_key_mode.",
-                    argument="job_key_mode",
-                    code="GWBKM",
-                )
-            wish = spec.job_key_mode == JobKeyMode.PRESERVE_RUN_AT
-            if preserve is not None and wish != preserve:
-                yield _Chunk(chunk, payloads, preserve)
-                chunk, payloads = [], []
-            preserve = wish
-        chunk.append(spec)
-        payloads.append(_DEFAULT_PAYLOAD if spec.payload is None else encode_payload(spec.payload))
-        if len(chunk) == _CHUNK:
-            yield _Chunk(chunk, payloads, bool(preserve))
-            chunk, payloads, preserve = [], [], None
+    async for some in _in_turns(_reading(specs)):
+        for spec in some:
+            if spec.job_key is not None:
+                _check_key(spec, keys)
+                wish = spec.job_key_mode == JobKeyMode.PRESERVE_RUN_AT
+                if preserve is not None and wish != preserve:
+                    yield _Chunk(chunk, payloads, preserve)
+                    chunk, payloads = [], []
+                preserve = wish
+            chunk.append(spec)
+            payloads.append(_DEFAULT_PAYLOAD if spec.payload is None else encode_payload(spec.payload))
+            if len(chunk) == _CHUNK:
+                yield _Chunk(chunk, payloads, bool(preserve))
+                chunk, payloads, preserve = [], [], None
     if chunk:
         yield _Chunk(chunk, payloads, bool(preserve))
+
+
+def _check_key(spec: JobSpec, keys: set[str]) -> None:
+    """Refuse what the database cannot do in one call; remember the key."""
+    if spec.job_key in keys:
+        raise InvalidJobError(
+            f"Two jobs of one add_jobs call have the job_key {spec.job_key!r}.", argument="job_key"
+        )
+    if spec.job_key_mode == JobKeyMode.UNSAFE_DEDUPE:
+        raise InvalidJobError(
+            "unsafe_dedupe is not possible in bulk. Use add_job, or another job_key_mode.",
+            argument="job_key_mode",
+            code="GWBKM",
+        )
+    keys.add(str(spec.job_key))
 
 
 def _reading(specs: Iterable[JobSpec]) -> Iterator[JobSpec]:
@@ -185,10 +207,13 @@ async def _add_and_pair(connection: Connection, schema: Schema, chunk: _Chunk, n
         for job, payload in await _send_in_any_order(connection, schema, missing):
             jobs[_content_of_job(job, payload)].append(job)
         missing = missing.only(lambda spec: spec.job_key is not None and spec.job_key not in jobs)
-    return [
-        jobs[_content_of_spec(spec, payload, now)].pop()
-        for spec, payload in zip(chunk.specs, chunk.payloads, strict=True)
-    ]
+    pairs = zip(chunk.specs, chunk.payloads, strict=True)
+    found = [jobs[_content_of_spec(spec, payload, now)] for spec, payload in pairs]
+    if sum(map(len, jobs.values())) != len(chunk.specs) or not all(found):
+        raise DatabaseError(
+            "The function add_jobs in the database returned other jobs than were asked for. Was it changed?"
+        )
+    return [same.pop() for same in found]
 
 
 async def _send_in_any_order(connection: Connection, schema: Schema, chunk: _Chunk) -> list[tuple[Job, str]]:
