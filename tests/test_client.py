@@ -595,10 +595,15 @@ class TestConnections:
         assert (await utils.add_job("t", connection=db)).id
         await utils.close()
 
-    async def test_it_closes_more_than_once_and_opens_only_what_it_needs(self, database: str) -> None:
+    async def test_it_closes_more_than_once_and_opens_only_what_it_needs(
+        self, database: str, db: asyncpg.Connection
+    ) -> None:
+        sessions = "select count(*) from pg_stat_activity where datname = current_database()"
         utils = WorkerUtils(dsn=database)
+        assert await db.fetchval(sessions) == 1
         await utils.close()
         await utils.close()
+        assert await db.fetchval(sessions) == 1
 
     async def test_many_at_once_share_its_connections(self, database: str, db: asyncpg.Connection) -> None:
         async with WorkerUtils(dsn=database, max_pool_size=3) as utils:

@@ -75,8 +75,9 @@ def test_a_bad_argument_is_refused_naming_it_and_its_limit(
 
 
 def test_the_limits_themselves_are_fine() -> None:
-    JobSpec("x" * 128, queue_name="é" * 128, job_key="é" * 512, max_attempts=32767, priority=-32768)
-    JobSpec("x", max_attempts=1, priority=32767, run_at=timedelta(-1), job_key="k")
+    most = JobSpec("x" * 128, queue_name="é" * 128, job_key="é" * 512, max_attempts=32767, priority=-32768)
+    least = JobSpec("x", max_attempts=1, priority=32767, run_at=timedelta(-1), job_key="k")
+    assert (most.max_attempts, most.priority, least.max_attempts) == (32767, -32768, 1)
 
 
 def test_flags_may_come_from_an_iterator() -> None:

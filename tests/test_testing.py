@@ -1,0 +1,118 @@
+"""What `graphile_worker.testing` promises to those who test with it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+import asyncpg
+import pytest
+
+from graphile_worker.testing import Databases, running_server
+from graphile_worker.testing.servers import fastest_folder
+from support.jobs import add
+from support.postgres import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def schemas(dsn: str) -> set[str]:
+    connection = await asyncpg.connect(dsn)
+    rows = await connection.fetch("select nspname from pg_namespace where nspname !~ '^(pg_|information_)'")
+    await connection.close()
+    return {row["nspname"] for row in rows} - {"public"}
+
+
+async def test_a_fresh_database_has_the_schema_and_an_empty_one_has_not(databases: Databases) -> None:
+    async with databases.fresh() as dsn, databases.fresh(empty=True) as empty:
+        assert await schemas(dsn) == {"graphile_worker"}
+        assert await schemas(empty) == set()
+
+
+async def test_databases_do_not_see_each_others_jobs(databases: Databases) -> None:
+    for _ in range(2):
+        async with databases.fresh() as dsn:
+            connection = await asyncpg.connect(dsn)
+            assert (await add(connection))["id"] == 1
+            await connection.close()
+
+
+async def test_a_connection_that_is_left_open_fails_the_test_and_is_named(databases: Databases) -> None:
+    fresh = databases.fresh()
+    leaked = await asyncpg.connect(await fresh.__aenter__(), server_settings={"application_name": "mine"})
+    await leaked.fetchval("select 'the last thing it did'")
+    with pytest.raises(AssertionError, match=r"left open:\n'mine' idle: select 'the last thing it did'"):
+        await fresh.__aexit__(None, None, None)
+    leaked.terminate()
+
+
+async def test_many_may_ask_at_once(server: str) -> None:
+    databases = Databases(server)
+
+    async def use() -> set[str]:
+        async with databases.fresh() as dsn:
+            return await schemas(dsn)
+
+    assert await asyncio.gather(*(use() for _ in range(5))) == [{"graphile_worker"}] * 5
+    await databases.close()
+    connection = await asyncpg.connect(server)
+    left = await connection.fetchval(
+        "select count(*) from pg_database where starts_with(datname, $1)", databases._prefix
+    )
+    await connection.close()
+    assert left == 0
+
+
+async def test_the_schema_may_have_another_name(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAPHILE_WORKER_SCHEMA", "from_env")
+    for databases, name in ((Databases(server), "from_env"), (Databases(server, schema="mine"), "mine")):
+        async with databases.fresh() as dsn:
+            assert await schemas(dsn) == {name}
+        await databases.close()
+
+
+def test_a_server_is_removed_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TEST_DATABASE_URL", raising=False)
+    before = set(fastest_folder().glob("graphile-worker-*"))
+    with running_server() as dsn:
+        [folder] = set(fastest_folder().glob("graphile-worker-*")) - before
+        assert str(folder) in dsn
+    assert not folder.exists()
+
+
+def test_another_server_may_be_named(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_DATABASE_URL", "postgresql://somewhere/else")
+    with running_server() as dsn:
+        assert dsn == "postgresql://somewhere/else"
+    monkeypatch.setenv("TEST_DATABASE_URL", f"embedded:{short_folder}")
+    with running_server() as dsn:
+        assert str(short_folder) in dsn
+    assert short_folder.exists()
+
+
+def test_a_task_that_is_left_running_fails_the_test(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
+    (tmp_path / "test_it.py").write_text(
+        textwrap.dedent("""
+            import asyncio
+
+            async def test_that_forgets_a_task():
+                asyncio.create_task(asyncio.sleep(60))
+        """)
+    )
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            *("-o", "asyncio_mode=auto", "-o", f"pythonpath={ROOT / 'tests'}", tmp_path),
+        ],
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert "Tasks were left running" in done.stdout
+    assert "1 error" in done.stdout
