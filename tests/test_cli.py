@@ -64,7 +64,7 @@ def test_an_embedded_server_serves_the_command(short_folder: Path) -> None:
             "The connection string cannot be read.",
         ),
         (["--schema-only", "-c", "mysql://u:secret@h/x"], "mysql:// is not"),
-        (["--schema-only", "-c", ""], "The connection string cannot be read."),
+        (["--schema-only", "-c", ""], "The connection string is empty."),
         (["--schema-only", "-c", "postgresql://h/x", "-s", ""], "cannot be the name of a schema"),
         (["--schema-only", "-c", "postgresql://h/x", "-s", "x" * 64], "PostgreSQL keeps 63"),
     ],

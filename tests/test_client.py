@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import json
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import asyncpg
 import pytest
@@ -146,8 +146,10 @@ class TestAddJob:
     async def test_infinity_set_by_sql_can_be_read(self, utils: WorkerUtils, db: asyncpg.Connection) -> None:
         await db.execute("select graphile_worker.add_job('t', run_at => 'infinity')")
         await db.execute("select graphile_worker.add_job('u', run_at => '-infinity')")
+        await db.execute("select graphile_worker.add_job('w', run_at => '20000-01-01')")
         await utils.add_job("v")
-        forever, always, _ = await utils.list_jobs()
+        forever, always, far, _ = await utils.list_jobs()
+        assert far.run_at == forever.run_at
         assert forever.run_at == datetime.max.replace(tzinfo=UTC)
         assert always.run_at == (await utils.stats()).oldest_due == datetime.min.replace(tzinfo=UTC)
 
@@ -464,7 +466,7 @@ class TestCleanup:
         await utils.reschedule_jobs([beyond.id], attempts=30)
         await lock(db, running.id)
 
-        assert await utils.cleanup(["DELETE_PERMAFAILED_JOBS"]) == (2, 0, 0)
+        assert await utils.cleanup("DELETE_PERMAFAILED_JOBS") == (2, 0, 0)
 
         assert [job.id for job in await utils.list_jobs()] == [fine.id, running.id]
 
@@ -683,11 +685,33 @@ class TestConnections:
             lambda utils: utils.get_job(id="x"),
             lambda utils: utils.list_jobs(limit=0),
             lambda utils: utils.list_jobs(limit=None),
+            lambda utils: utils.list_jobs(task=5),
+            lambda utils: utils.list_jobs(after="x"),
+            lambda utils: utils.remove_job(5),
+            lambda utils: utils.permanently_fail_jobs([1], ValueError()),
+            lambda utils: utils.complete_jobs(5),
+            lambda utils: utils.add_batch_job("t", "abc"),
+            lambda utils: utils.add_batch_job("t", {"a": 1}),
         ],
     )
     async def test_arguments_of_another_kind_are_refused(self, utils: WorkerUtils, call: Any) -> None:
         with pytest.raises((ConfigurationError, InvalidJobError), match="must be"):
             await call(utils)
+
+    async def test_what_is_no_connection_is_refused(self, utils: WorkerUtils, database: str) -> None:
+        async with asyncpg.create_pool(database, min_size=0) as pool:
+            for wrong in cast("list[Any]", [pool, database]):
+                for call in (utils.add_job("t", connection=wrong), utils.add_jobs([], connection=wrong)):
+                    with pytest.raises(ConfigurationError, match="connection= takes a connection"):
+                        await call
+        with pytest.raises(ConfigurationError, match="pool= takes a pool"):
+            WorkerUtils(pool=database)  # type: ignore[arg-type]
+
+    async def test_a_job_is_not_its_id(self, utils: WorkerUtils) -> None:
+        job = await utils.add_job("t", "private")
+        with pytest.raises(InvalidJobError, match=r"pass job\.id") as caught:
+            await utils.complete_jobs([job])  # type: ignore[list-item]
+        assert "private" not in str(caught.value)
 
     def test_a_pool_of_no_connections_is_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="at least 1"):

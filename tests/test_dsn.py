@@ -105,8 +105,6 @@ async def test_the_environment_is_asked_in_this_order(
         "postgresql://u:secret@h:port/db",
         "postgresql://u:sec[ret@h/db",
         "u:secret@h/db",
-        "",
-        " ",
     ],
 )
 async def test_what_is_no_connection_string_is_refused_without_being_quoted(dsn: str) -> None:
@@ -124,6 +122,10 @@ async def test_what_is_no_connection_string_is_refused_without_being_quoted(dsn:
         ("host=h password=secret", "key=value"),
         ("postgresql://u:secret@h/db?sslmode=sideways", "sslmode"),
         (5, "is a str, not a int"),
+        ("", "is empty"),
+        (" ", "is empty"),
+        ("embedded", "with a colon"),
+        ("embedded://localhost/x", "takes a folder"),
     ],
 )
 async def test_what_is_wrong_with_it_is_named_where_that_is_safe(dsn: str, says: str) -> None:

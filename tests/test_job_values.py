@@ -57,6 +57,7 @@ class Size(enum.Enum):
         ({"priority": "high"}, "priority", None, "must be an integer"),
         ({"run_at": datetime(2030, 1, 1)}, "run_at", None, "no time zone"),  # noqa: DTZ001
         ({"run_at": "tomorrow"}, "run_at", None, "an aware datetime, or a timedelta"),
+        ({"run_at": timedelta(days=400_000)}, "run_at", None, "more than 365000 days"),
         ({"flags": ["a", None]}, "flags", None, "list or set of strings"),
         ({"flags": "abc"}, "flags", None, "list or set of strings"),
         ({"flags": 5}, "flags", None, "list or set of strings"),
@@ -111,6 +112,8 @@ def test_a_job_has_the_columns_and_the_names() -> None:
         ({"a": [1, None, math.inf]}, "inf"),
         ([(-math.inf,)], "-inf"),
         ({"x": Parcel("a", Decimal(1)), "y": math.nan}, "nan"),
+        ({"d": Decimal("NaN")}, "NaN"),
+        ([Decimal("-Infinity")], "-Infinity"),
         ("a\0b", "NUL"),
         ({"a\0": 1}, "NUL"),
         (["\ud800"], "surrogate"),
@@ -125,7 +128,7 @@ def test_a_payload_that_json_or_postgresql_cannot_keep_is_refused(payload: objec
 
 
 def test_what_only_looks_like_a_problem_passes() -> None:
-    for payload in ("\\u0000", "null", {"a": None}, "\\\\u0000", {"null": [None, 1.5]}):
+    for payload in ("\\u0000", "null", "NaN", "-Infinity", {"a": None}, "\\\\u0000", {"null": [None, 1.5]}):
         assert decode_payload(encode_payload(payload)) == payload
 
 

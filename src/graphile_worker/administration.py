@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,13 +12,21 @@ import msgspec
 from graphile_worker._db import queries
 from graphile_worker._db.cleanup import delete_permafailed_jobs, delete_unused
 from graphile_worker.errors import ConfigurationError, InvalidJobError
-from graphile_worker.job import SMALLINT, Job, JobState, check_instant, check_integer
+from graphile_worker.job import (
+    MOST_JOB_KEY,
+    SMALLINT,
+    Job,
+    JobState,
+    check_instant,
+    check_integer,
+    check_text,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from graphile_worker._db.connect import Connection
     from graphile_worker._db.session import Session
+
+_LONGEST_TEXT = 10_000_000
 
 
 class CleanupTask(StrEnum):
@@ -74,6 +83,7 @@ class Administration:
 
         A job that runs is not stopped, but loses its key and will not be tried again.
         """
+        check_text("job_key", job_key, most=MOST_JOB_KEY, code="GWBJK")
         jobs = await self._change("remove_job", job_key, connection=connection)
         return jobs[0] if jobs else None
 
@@ -87,6 +97,7 @@ class Administration:
         self, job_ids: Iterable[int], reason: str | None = None, *, connection: Connection | None = None
     ) -> list[Job]:
         """Let jobs not be tried again. Returns them; those that run now are left alone."""
+        _check_texts(reason=reason)
         return await self._change("permanently_fail_jobs", _ids(job_ids), reason, connection=connection)
 
     async def reschedule_jobs(
@@ -140,7 +151,7 @@ class Administration:
 
     async def cleanup(
         self,
-        tasks: Iterable[CleanupTask | str] = (CleanupTask.GC_JOB_QUEUES,),
+        tasks: CleanupTask | str | Iterable[CleanupTask | str] = (CleanupTask.GC_JOB_QUEUES,),
         *,
         keep_task_identifiers: Iterable[str] = (),
         connection: Connection | None = None,
@@ -155,7 +166,7 @@ class Administration:
             connection: A connection of the caller's. Its locks then last to the end of the transaction.
         """
         allowed = [task.value for task in CleanupTask]
-        wanted = {str(task) for task in tasks}
+        wanted = {str(task) for task in ([tasks] if isinstance(tasks, str) else tasks)}
         if unknown := sorted(wanted - set(allowed)):
             raise ConfigurationError(
                 f"cleanup does not know {', '.join(unknown)}. It knows {', '.join(allowed)}."
@@ -182,6 +193,7 @@ class Administration:
             raise ConfigurationError("Pass id or key, one of them.")
         if id is not None:
             _ids([id])
+        _check_texts(key=key)
         schema = self._session.schema
         return await self._session.call(
             lambda on: queries.get_job(on, schema, having_id=id, having_key=key), connection
@@ -215,6 +227,9 @@ class Administration:
             connection: A connection of the caller's.
         """
         check_integer("limit", limit, range(1, 2**31))
+        if after is not None:
+            check_integer("after", after, range(2**63))
+        _check_texts(task=task, queue_name=queue_name, key=key, locked_by=locked_by, text=text)
         if state is not None and state not in set(JobState):
             raise ConfigurationError(f"There is no state {state!r}, but {', '.join(JobState)}.")
         schema = self._session.schema
@@ -244,7 +259,7 @@ class Administration:
                 scheduled=row["scheduled"],
                 running=row["running"],
                 failed=row["failed"],
-                oldest_due=queries.aware(row["oldest_due"]) if row["oldest_due"] else None,
+                oldest_due=row["oldest_due"],
             )
             for row in rows
         }
@@ -266,24 +281,35 @@ class Administration:
 
 def by_local_clock(instant: datetime | timedelta) -> datetime:
     """The moment that this machine's clock means."""
-    if isinstance(instant, datetime):
-        return instant
-    try:
-        return datetime.now(UTC) + instant
-    except OverflowError as error:
-        raise InvalidJobError(f"run_at is {instant}, beyond the end of time.", argument="run_at") from error
+    return datetime.now(UTC) + instant if isinstance(instant, timedelta) else instant
 
 
 def _ids(job_ids: Iterable[int]) -> list[int]:
-    ids = list(job_ids)
+    try:
+        ids = list(job_ids)
+    except TypeError as error:
+        raise InvalidJobError(
+            f"job_ids is {job_ids!r}; it must be a list of integers.", argument="job_ids"
+        ) from error
     for job_id in ids:
+        if isinstance(job_id, Job):
+            raise InvalidJobError("job_ids must be integers: pass job.id.", argument="job_ids")
         check_integer("A job's id", job_id, range(2**63))
     return ids
 
 
 def _names(argument: str, names: Iterable[str]) -> list[str]:
-    # A string is iterable too, and was meant as one name.
-    found = [] if isinstance(names, str) else list(names)
-    if isinstance(names, str) or not all(isinstance(name, str) for name in found):
+    try:
+        # A string is iterable too, and was meant as one name.
+        found = None if isinstance(names, str) else list(names)
+    except TypeError:
+        found = None
+    if found is None or not all(isinstance(name, str) for name in found):
         raise ConfigurationError(f"{argument} is {names!r}; it must be a list of strings.")
     return found
+
+
+def _check_texts(**texts: str | None) -> None:
+    for argument, value in texts.items():
+        if value is not None:
+            check_text(argument, value, most=_LONGEST_TEXT)

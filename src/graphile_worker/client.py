@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
@@ -132,8 +132,8 @@ class WorkerUtils(Administration):
 
     def __init__(
         self,
-        *,
         dsn: str | None = None,
+        *,
         pool: asyncpg.Pool | None = None,
         schema: str | None = None,
         max_pool_size: int = 10,
@@ -269,6 +269,10 @@ class WorkerUtils(Administration):
         With a key, items added while the job is pending are appended to those it has. The other arguments are
         those of `add_job`.
         """
+        if isinstance(items, str | bytes | Mapping):
+            raise InvalidJobError(
+                f"items is a {type(items).__name__}; it must be a list of items.", argument="items"
+            )
         payload = list(items)
         if not payload:
             raise InvalidJobError("A batch job needs at least one item.", argument="items")

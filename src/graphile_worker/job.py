@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 MOST_IDENTIFIER = MOST_QUEUE_NAME = 128
 MOST_JOB_KEY = 512
 SMALLINT = range(-(2**15), 2**15)
+_LONGEST_DELAY = timedelta(days=365_000)
+"""A thousand years: from now it stays within the years that a datetime has."""
 
 
 class JobKeyMode(StrEnum):
@@ -97,11 +99,11 @@ class JobSpec(_What, frozen=True, kw_only=True, gc=False):
     flags: Iterable[str] | None = None
 
     def __post_init__(self) -> None:
-        _check_text("identifier", self.identifier, most=MOST_IDENTIFIER, code="GWBID")
+        check_text("identifier", self.identifier, most=MOST_IDENTIFIER, code="GWBID")
         if self.queue_name is not None:
-            _check_text("queue_name", self.queue_name, most=MOST_QUEUE_NAME, code="GWBQN")
+            check_text("queue_name", self.queue_name, most=MOST_QUEUE_NAME, code="GWBQN")
         if self.job_key is not None:
-            _check_text("job_key", self.job_key, most=MOST_JOB_KEY, code="GWBJK")
+            check_text("job_key", self.job_key, most=MOST_JOB_KEY, code="GWBJK")
         if self.job_key_mode is not None and self.job_key_mode not in _KEY_MODES:
             raise InvalidJobError(
                 f"job_key_mode is {self.job_key_mode!r}; it must be one of {', '.join(_KEY_MODES)}.",
@@ -149,9 +151,14 @@ def check_instant(argument: str, value: object) -> None:
             f"{argument} is {value!r}; it must be an aware datetime, or a timedelta from now.",
             argument=argument,
         )
+    elif not -_LONGEST_DELAY <= value <= _LONGEST_DELAY:
+        raise InvalidJobError(
+            f"{argument} is {value}; it must not be more than {_LONGEST_DELAY.days} days.", argument=argument
+        )
 
 
-def _check_text(argument: str, value: object, *, most: int, code: str) -> None:
+def check_text(argument: str, value: object, *, most: int, code: str | None = None) -> None:
+    """Refuse what is no text of that length that PostgreSQL can store."""
     if not isinstance(value, str):
         problem = "it must be a str"
     elif not value:

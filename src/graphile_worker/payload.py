@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
+_DECIMALS = re.compile(rb'"-?s?(NaN|Infinity)"')
 
 
 def encode_payload(payload: object) -> str:
@@ -39,9 +42,10 @@ def encode_payload(payload: object) -> str:
         raise InvalidJobError(
             f"The payload cannot be written as JSON: {error}.", argument="payload"
         ) from error
-    # The encoder writes null for numbers that JSON does not have: a null is looked into, and only then.
-    if b"null" in encoded:
-        for number in _unusual_floats(msgspec.to_builtins(payload)):
+    # The encoder writes null, or for decimals a word, for numbers that JSON does not have. Where there is one
+    # we look closer, and only then.
+    if b"null" in encoded or _DECIMALS.search(encoded):
+        for number in _unusual_numbers(msgspec.to_builtins(payload, builtin_types=(Decimal,))):
             raise InvalidJobError(
                 f"The payload holds {number}, which JSON does not have.", argument="payload"
             )
@@ -69,17 +73,17 @@ def decode_payload(text: str | bytes) -> Any:
         return text if isinstance(text, str) else text.decode()
 
 
-def _unusual_floats(value: object) -> Iterator[float]:
+def _unusual_numbers(value: object) -> Iterator[float | Decimal]:
     match value:
-        case float():
+        case float() | Decimal():
             if not math.isfinite(value):
                 yield value
         case dict():
             for item in value.values():
-                yield from _unusual_floats(item)
+                yield from _unusual_numbers(item)
         case list() | tuple() | set() | frozenset():
             for item in value:
-                yield from _unusual_floats(item)
+                yield from _unusual_numbers(item)
 
 
 def _strings(value: object) -> Iterator[str]:

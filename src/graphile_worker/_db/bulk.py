@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from graphile_worker._db.queries import aware, read_job, split_instant
+from graphile_worker._db.queries import read_job, split_instant
 from graphile_worker._db.sql import Schema, statements_for
 from graphile_worker.errors import DatabaseError, InvalidJobError
 from graphile_worker.job import Job, JobKeyMode, JobSpec, JobState
@@ -175,7 +175,7 @@ def _arguments(chunk: _Chunk) -> list[Any]:
 def _job(spec: JobSpec, payload: str, row: asyncpg.Record, now: datetime) -> Job:
     """The job that a spec became: just added or replaced, so neither tried nor locked."""
     job_id, task_id, job_queue_id, run_at, revision, created_at, merged_payload = row
-    run_at = now if run_at is None else aware(run_at)
+    run_at = now if run_at is None else run_at
     return Job(
         id=job_id,
         task_identifier=spec.identifier,

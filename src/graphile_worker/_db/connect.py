@@ -8,6 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import asyncpg
+from asyncpg.pool import PoolConnectionProxy
 
 from graphile_worker._db.dsn import EMBEDDED, Target, find_dsn, parse_dsn
 from graphile_worker._db.failures import connecting
@@ -17,8 +18,6 @@ from graphile_worker.errors import ConfigurationError, GraphileWorkerError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
-
-    from asyncpg.pool import PoolConnectionProxy
 
     Connection: TypeAlias = asyncpg.Connection | PoolConnectionProxy
 
@@ -33,6 +32,15 @@ def read_committed(connection: Connection) -> AbstractAsyncContextManager[object
     if connection.is_in_transaction():
         return connection.transaction()
     return connection.transaction(isolation="read_committed")
+
+
+def check_connection(connection: object) -> None:
+    """Refuse what is no connection: on a pool each statement would be in a transaction of its own."""
+    if connection is not None and not isinstance(connection, asyncpg.Connection | PoolConnectionProxy):
+        raise ConfigurationError(
+            f"connection= takes a connection of asyncpg's, not a {type(connection).__name__}. "
+            "To use a pool, pass it as WorkerUtils(pool=...)."
+        )
 
 
 @asynccontextmanager
@@ -77,8 +85,12 @@ class Pool:
         max_size: int = 10,
         prepared_statements: bool = True,
     ) -> None:
-        if max_size < 1:
-            raise ConfigurationError(f"max_pool_size is {max_size}; it must be at least 1.")
+        if max_size not in range(1, 2**31):
+            raise ConfigurationError(f"max_pool_size is {max_size!r}; it must be an integer, at least 1.")
+        if pool is not None and not isinstance(pool, asyncpg.Pool):
+            raise ConfigurationError(f"pool= takes a pool of asyncpg's, not a {type(pool).__name__}.")
+        if dsn is not None and not find_dsn(dsn).startswith(EMBEDDED):
+            parse_dsn(dsn)  # what is wrong with it is better said now
         self._dsn = dsn
         self._given = pool
         self._max_size = max_size
@@ -113,6 +125,8 @@ class Pool:
         await asyncio.shield(self._closing)
 
     def _check_usable(self) -> None:
+        if self._closing is not None:
+            raise ConfigurationError("The connections were closed already. Make a new WorkerUtils.")
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
@@ -120,8 +134,6 @@ class Pool:
             raise ConfigurationError(
                 "These connections belong to another event loop. Make a WorkerUtils for each loop."
             )
-        if self._closing is not None:
-            raise ConfigurationError("The connections were closed already.")
 
     async def _close(self) -> None:
         try:
@@ -206,7 +218,10 @@ async def _server_of(dsn: str) -> AsyncIterator[str]:
     # Here, because it is for development alone, and not for every platform.
     from graphile_worker.embedded import EmbeddedPostgres  # noqa: PLC0415
 
-    server = EmbeddedPostgres(dsn.removeprefix(EMBEDDED) or None)
+    folder = dsn.removeprefix(EMBEDDED)
+    if folder.startswith("//"):
+        raise ConfigurationError("embedded: takes a folder and no host, for example embedded:/some/folder")
+    server = EmbeddedPostgres(folder or None)
     starting = asyncio.ensure_future(asyncio.to_thread(server.start))
     try:
         await asyncio.shield(starting)

@@ -82,7 +82,11 @@ def unreadable() -> ConfigurationError:
 
 
 def _parse_name(name: str) -> Target:
-    if not name.strip() or set(name) & set("@:/?&"):
+    if not name.strip():
+        raise ConfigurationError("The connection string is empty.")
+    if name == EMBEDDED[:-1]:
+        raise ConfigurationError("Did you mean embedded: (with a colon)?")
+    if set(name) & set("@:/?&"):
         raise unreadable()
     if "=" in name:
         raise ConfigurationError(

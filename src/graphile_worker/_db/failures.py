@@ -51,7 +51,7 @@ def connecting(target: Target) -> Iterator[None]:
         raise DatabaseError(
             f"Cannot reach the database ({where}): {str(error) or 'no answer in time'}. "
             "Is the server running, and are host and port right?"
-        ) from error
+        ) from None  # the driver's attempts, one inside the other, say no more than that
     except KeyError as error:
         raise ConfigurationError(
             "This process runs as a user without a name, so name one in the connection string: "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from graphile_worker._db.sql import Schema, statements_for
@@ -35,14 +35,14 @@ def read_job(row: asyncpg.Record, task_identifier: str | None = None, queue_name
         queue_name=None if row["job_queue_id"] is None else queue_name,
         payload=decode_payload(row["payload"]),
         priority=row["priority"],
-        run_at=aware(row["run_at"]),
+        run_at=row["run_at"],
         attempts=row["attempts"],
         max_attempts=row["max_attempts"],
         last_error=row["last_error"],
-        created_at=aware(row["created_at"]),
-        updated_at=aware(row["updated_at"]),
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
         key=row["key"],
-        locked_at=aware(row["locked_at"]) if row["locked_at"] else None,
+        locked_at=row["locked_at"],
         locked_by=row["locked_by"],
         revision=row["revision"],
         flags=frozenset(decode_payload(flags)) if flags else _NO_FLAGS,
@@ -118,8 +118,3 @@ def split_instant(instant: datetime | timedelta | None) -> tuple[datetime | None
     if isinstance(instant, timedelta):
         return None, instant.total_seconds()
     return instant, None
-
-
-def aware(moment: datetime) -> datetime:
-    # The driver shows infinity as the first or last moment there is, without a zone.
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+from graphile_worker._db.connect import check_connection
 from graphile_worker._db.failures import translated
 from graphile_worker._db.retryable import retrying
 
@@ -40,6 +41,7 @@ class Session:
             async with self.connection() as own:
                 return await operation(own)
 
+        check_connection(connection)
         if connection is None:
             with translated(self.schema):
                 return await retrying(once, attempts=_ATTEMPTS, logger=self.logger)
@@ -49,6 +51,7 @@ class Session:
     @asynccontextmanager
     async def connection(self, given: Connection | None = None) -> AsyncIterator[Connection]:
         """The connection given, or one of ours."""
+        check_connection(given)
         if given is not None:
             yield given
         else:

@@ -57,6 +57,8 @@ class EmbeddedPostgres:
         self._user = ServerUser.find()
         self._binaries = Binaries(Path(binaries)) if binaries else Binaries.of_extra()
         self.path = _absolute(path) if path else _default_path(self._user)
+        if port is not None and port not in range(65536):
+            raise ConfigurationError(f"port is {port!r}; it must be from 0 to 65535.")
         self._port = port
         self._parameters = dict(parameters or {})
         self._remove = remove

@@ -8,7 +8,7 @@
   job.job_queue_id,
   job.payload::text as payload,
   job.priority,
-  job.run_at,
+  {run_at} as run_at,
   job.attempts,
   job.max_attempts,
   job.last_error,
@@ -21,6 +21,10 @@
   job.flags::text as flags,
   job.is_available,
   {job_state} as state
+
+-- name: run_at
+-- PostgreSQL knows infinity, and years that Python's calendar does not have.
+least(greatest(job.run_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00')
 
 -- name: job_state
 case
@@ -78,7 +82,7 @@ select
   job.id,
   job.task_id,
   job.job_queue_id,
-  nullif(job.run_at, now()) as run_at,
+  nullif({run_at}, now()) as run_at,
   job.revision,
   nullif(job.created_at, now()) as created_at,
   case when job.revision > 0 then job.payload::text end as merged_payload
@@ -166,7 +170,7 @@ from (
     count(*) filter (where job.is_available and job.run_at > now()) as scheduled,
     count(job.locked_at) as running,
     count(*) filter (where not job.is_available and job.locked_at is null) as failed,
-    min(job.run_at) filter (where job.is_available and job.run_at <= now()) as oldest_due
+    min({run_at}) filter (where job.is_available and job.run_at <= now()) as oldest_due
   from {schema}._private_jobs as job
   group by job.task_id
 ) as counted
