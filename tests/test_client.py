@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import json
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
@@ -700,7 +700,8 @@ class TestConnections:
 
     async def test_what_is_no_connection_is_refused(self, utils: WorkerUtils, database: str) -> None:
         async with asyncpg.create_pool(database, min_size=0) as pool:
-            for wrong in cast("list[Any]", [pool, database]):
+            mistakes: list[Any] = [pool, database]
+            for wrong in mistakes:
                 for call in (utils.add_job("t", connection=wrong), utils.add_jobs([], connection=wrong)):
                     with pytest.raises(ConfigurationError, match="connection= takes a connection"):
                         await call

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,6 +22,8 @@ from graphile_worker.job import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from graphile_worker._db.connect import Connection
     from graphile_worker._db.session import Session
 
