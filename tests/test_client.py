@@ -153,13 +153,6 @@ class TestAddJob:
         assert forever.run_at == datetime.max.replace(tzinfo=UTC)
         assert always.run_at == (await utils.stats()).oldest_due == datetime.min.replace(tzinfo=UTC)
 
-    async def test_a_payload_nested_too_deep_for_python_spoils_no_list(
-        self, utils: WorkerUtils, db: asyncpg.Connection
-    ) -> None:
-        text = "[" * 1500 + "]" * 1500
-        await db.execute("select graphile_worker.add_job('t', $1::text::json)", text)
-        assert [job.payload for job in await utils.list_jobs()] == [text]
-
 
 class TestTransactions:
     async def test_a_job_is_added_when_the_caller_commits(

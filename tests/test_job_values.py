@@ -163,6 +163,11 @@ def test_whatever_json_postgresql_holds_can_be_read(text: str) -> None:
     assert decode_payload(text) == json.loads(text)
 
 
+def test_json_nested_too_deep_for_python_stays_text() -> None:
+    text = "[" * 200_000 + "]" * 200_000
+    assert decode_payload(text) == text
+
+
 def test_a_struct_is_written_too() -> None:
     class Point(msgspec.Struct):
         x: int
