@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import asyncpg
 import pytest
 
-from graphile_worker import JobSpec, WorkerUtils, run_migrations
+from graphile_worker import CleanupTask, DatabaseError, JobSpec, WorkerUtils, run_migrations
 from support import node
 from support.jobs import add, lock
 from support.waiting import until_blocked
@@ -130,3 +130,22 @@ async def test_bulk_asks_again_for_keyed_specs_that_met_a_worker(
     assert [job.payload for job in jobs] == ["a", "b", "c", "d"]
     assert [job.id == old.get(str(job.key), job).id for job in jobs] == [True, False, True, True]
     await observer.close()
+
+
+async def test_cleanup_does_not_orphan_a_job_that_npms_function_is_adding(
+    utils: WorkerUtils,
+    connections: tuple[asyncpg.Connection, asyncpg.Connection],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """npm's function takes the same locks before it adds the job, so the cleanup waits for it too."""
+    monkeypatch.setattr("graphile_worker._db.cleanup._LOCK_ATTEMPTS", 1)
+    await utils.complete_jobs([(await utils.add_job("t", queue_name="q")).id])
+    _, adder = connections
+    async with adder.transaction():
+        await add(adder, "t", queue_name="q")
+        for task in (CleanupTask.GC_JOB_QUEUES, CleanupTask.GC_TASK_IDENTIFIERS):
+            with pytest.raises(DatabaseError, match="were removed"):
+                await utils.cleanup(task)
+    assert await utils.cleanup(CleanupTask) == (0, 0, 0)
+    [job] = await utils.list_jobs()
+    assert (job.task_identifier, job.queue_name) == ("t", "q")
