@@ -20,7 +20,7 @@ from graphile_worker import (
     SchemaTooOldError,
     run_migrations,
 )
-from graphile_worker._db.migrate import migrate
+from graphile_worker._db.migrate import _OWN_MIGRATIONS, migrate
 from graphile_worker._db.sql import Schema
 from graphile_worker.embedded import EmbeddedPostgres
 from graphile_worker.testing import running_server
@@ -495,7 +495,8 @@ async def test_ten_installers_at_once_ours_and_npms(
 
     assert await ledger(empty) == [(n, n in BREAKING) for n in range(1, 21)]
     assert (await add(empty))["id"] == 1
-    assert await empty.fetchval("select count(*) from graphile_worker._private_python_migrations") == 1
+    applied = "select array_agg(id order by id) from graphile_worker._private_python_migrations"
+    assert await empty.fetchval(applied) == [migration.id for migration in _OWN_MIGRATIONS]
 
 
 async def test_our_installers_join_npms_while_it_is_at_work(
@@ -547,3 +548,64 @@ def test_postgresql_12_the_oldest_supported_is_among_those_tested() -> None:
     if binaries is None or os.environ.get("TEST_DATABASE_URL"):
         pytest.skip("npm did not bring PostgreSQL 12, or another server is given")
     assert binaries in {found.binaries for found in installations()}
+
+
+class TestOurIndexes:
+    names = ("jobs_of_queue", "jobs_with_queue", "jobs_without_queue")
+    valid = """select array_agg(replace(relname, '_private_python_', '') order by relname)
+        from pg_index join pg_class on pg_class.oid = indexrelid
+        where relname like '\\_private\\_python\\_jobs%' and indisvalid"""
+
+    async def test_on_a_schema_in_use_they_are_built_without_locking_anybody_out(
+        self, empty: asyncpg.Connection, empty_database: str
+    ) -> None:
+        await node.install("0.18.0", empty_database)
+        await add(empty)
+        writer = await asyncpg.connect(empty_database)
+        writing = writer.transaction()
+        await writing.start()
+        await add(writer)
+
+        migrating = asyncio.create_task(run_migrations(dsn=empty_database))
+        waits = "select exists (select from pg_stat_progress_create_index where index_relid <> 0)"
+        await until(lambda: empty.fetchval(waits), "the index waits for the writer")
+        await add(empty)  # would wait for an index that is built in one go
+        await writing.commit()
+        await migrating
+
+        assert await empty.fetchval(self.valid) == list(self.names)
+        await writer.close()
+
+    async def test_one_that_an_installer_left_half_built_is_built_anew(
+        self, empty: asyncpg.Connection, empty_database: str
+    ) -> None:
+        await node.install("0.18.0", empty_database)
+        writer = await asyncpg.connect(empty_database)
+        await writer.execute("begin")
+        await add(writer)
+        dying = await asyncpg.connect(empty_database)
+        building = asyncio.create_task(migrate(dying, Schema()))
+        waits = "select max(pid) from pg_stat_progress_create_index where index_relid <> 0"
+        await until(lambda: empty.fetchval(waits), "the index waits for the writer")
+        await empty.execute("select pg_terminate_backend($1)", await empty.fetchval(waits))
+        with pytest.raises(DatabaseError):
+            await building
+        await writer.execute("commit")
+        assert await empty.fetchval(self.valid) is None
+
+        await run_migrations(dsn=empty_database)
+
+        assert await empty.fetchval(self.valid) == list(self.names)
+        dying.terminate()
+        await writer.close()
+
+    async def test_several_installers_build_them_together(
+        self, empty: asyncpg.Connection, empty_database: str
+    ) -> None:
+        await node.install("0.18.0", empty_database)
+
+        async with asyncio.TaskGroup() as installers:
+            for _ in range(4):
+                installers.create_task(run_migrations(dsn=empty_database))
+
+        assert await empty.fetchval(self.valid) == list(self.names)

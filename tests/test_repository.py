@@ -29,10 +29,36 @@ def tracked_files() -> list[str]:
 
 def test_the_public_names_are_these() -> None:
     assert graphile_worker.__all__ == [
-        *("Cleaned", "CleanupTask", "ConfigurationError", "DatabaseError", "EmbeddedServerError"),
-        *("GraphileWorkerError", "InvalidJobError", "Job", "JobError", "JobKeyMode", "JobSpec", "JobState"),
-        *("MissingExtraError", "SchemaError", "SchemaMissingError", "SchemaTooNewError", "SchemaTooOldError"),
-        *("Stats", "TaskStats", "WorkerUtils", "quick_add_job", "run_migrations"),
+        *(
+            "Cleaned",
+            "CleanupTask",
+            "ConfigurationError",
+            "DatabaseError",
+            "Drained",
+            "EmbeddedServerError",
+            "Events",
+            "GraphileWorkerError",
+        ),
+        *(
+            "InvalidJobError",
+            "Job",
+            "JobContext",
+            "JobError",
+            "JobKeyMode",
+            "JobSpec",
+            "JobState",
+            "MissingExtraError",
+        ),
+        *(
+            "Runner",
+            "SchemaError",
+            "SchemaMissingError",
+            "SchemaTooNewError",
+            "SchemaTooOldError",
+            "ShutdownError",
+            "Stats",
+        ),
+        *("TaskError", "TaskStats", "WorkerUtils", "quick_add_job", "run", "run_migrations", "run_once"),
     ]
 
 

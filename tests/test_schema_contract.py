@@ -14,7 +14,7 @@ OURS = re.compile(
     r"(graphile_worker\.)?_{0,2}(private_python_|private_workers|worker_|list_stale_workers"
     r"|list_orphan_locked_workers|recover_dead_worker_jobs|delete_stale_workers)"
 )
-# The first column of each query names the object.
+# The first or second column of each query names the object.
 FACTS = {
     "schema": "select nspname, nspacl from pg_namespace where nspname = 'graphile_worker'",
     "relations": """
@@ -76,7 +76,9 @@ async def read_facts(dsn: str) -> dict[str, list[str]]:
     try:
         return {
             name: sorted(
-                str(tuple(row)) for row in await connection.fetch(query) if not OURS.match(str(row[0]))
+                str(tuple(row))
+                for row in await connection.fetch(query)
+                if not any(OURS.match(str(name)) for name in tuple(row)[:2])
             )
             for name, query in FACTS.items()
         }

@@ -22,10 +22,12 @@ from graphile_worker.job import Job, JobKeyMode, JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from contextlib import AbstractAsyncContextManager
 
     import asyncpg
 
     from graphile_worker._db.connect import Connection
+    from graphile_worker.logs import AnyLogger
 
 
 def find_schema(name: str | None) -> Schema:
@@ -139,17 +141,30 @@ class WorkerUtils(Administration):
         max_pool_size: int = 10,
         prepared_statements: bool = True,
         use_local_time: bool = False,
-        logger: logging.Logger | None = None,
+        logger: AnyLogger | None = None,
     ) -> None:
         if dsn is not None and pool is not None:
             raise ConfigurationError("Pass dsn or pool, not both.")
         target = find_schema(schema)
         own = Pool(dsn, pool=pool, max_size=max_pool_size, prepared_statements=prepared_statements)
-        self.logger = logger or logging.getLogger("graphile_worker")
+        self.logger: AnyLogger = logger or logging.getLogger("graphile_worker")
         super().__init__(Session(target, own, self.logger), use_local_time=use_local_time)
+
+    @classmethod
+    def on_session(cls, session: Session, *, use_local_time: bool) -> Self:
+        """On connections that somebody else looks after."""
+        utils = cls.__new__(cls)
+        Administration.__init__(utils, session, use_local_time=use_local_time)
+        utils.logger = session.logger
+        return utils
 
     def __repr__(self) -> str:
         return f"WorkerUtils(schema={self._session.schema.name!r})"
+
+    @property
+    def schema(self) -> str:
+        """The name of the schema."""
+        return self._session.schema.name
 
     async def __aenter__(self) -> Self:
         return self
@@ -160,6 +175,10 @@ class WorkerUtils(Administration):
     async def close(self) -> None:
         """Close the connections that were opened here. May be called again."""
         await self._session.pool.close()
+
+    def lend_connection(self) -> AbstractAsyncContextManager[Connection]:
+        """A connection for anything else: ``async with utils.lend_connection() as connection``."""
+        return self._session.pool.lend()
 
     async def migrate(self, *, connection: Connection | None = None) -> None:
         """Install the schema, or complete it: see `run_migrations`."""

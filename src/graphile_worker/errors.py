@@ -5,6 +5,8 @@
     GraphileWorkerError
     ├── ConfigurationError         a setting or an argument is missing or wrong
     │   └── MissingExtraError      a feature needs a package that is not installed
+    ├── TaskError                  a task cannot be run
+    ├── ShutdownError              a worker stopped before everything was recorded
     ├── DatabaseError              the database cannot be reached, or cannot be used as it is
     │   ├── EmbeddedServerError    the embedded PostgreSQL does not start
     │   └── SchemaError            the schema is not there, or cannot be installed or adopted
@@ -19,6 +21,11 @@ A message says what happened and what to do next. None of them carries a passwor
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 class GraphileWorkerError(Exception):
     """Base of all errors that this library raises."""
@@ -30,6 +37,23 @@ class ConfigurationError(GraphileWorkerError):
 
 class MissingExtraError(ConfigurationError):
     """A feature needs a package that is not installed."""
+
+
+class TaskError(GraphileWorkerError):
+    """A task cannot be run."""
+
+
+class ShutdownError(GraphileWorkerError):
+    """A worker stopped before everything was recorded.
+
+    Attributes:
+        jobs: The ids of the jobs whose outcome is not in the database. They are locked still, and will run
+            again once somebody frees them.
+    """
+
+    def __init__(self, message: str, jobs: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.jobs = tuple(jobs)
 
 
 class DatabaseError(GraphileWorkerError):

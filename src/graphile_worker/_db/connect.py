@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import AsyncExitStack, asynccontextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _APPLICATION = {"application_name": "graphile-worker"}
 _CONNECT_ATTEMPTS = 4
 _CLOSE_TIMEOUT = 5.0
+_ACQUIRE_TIMEOUT = 30.0
 _LONGEST_IDLE = 300.0
 
 
@@ -73,8 +75,9 @@ class Pool:
     Args:
         dsn: The connection string; by default what the environment says.
         pool: A pool of the caller's in place of `dsn`. It is not closed here.
-        max_size: How many connections at most.
+        max_size: How many connections at most, beside dedicated ones.
         prepared_statements: Off for a PgBouncer in transaction mode.
+        dedicated: How many connections of `pool` are kept for `dedicated`.
     """
 
     def __init__(
@@ -84,17 +87,20 @@ class Pool:
         pool: asyncpg.Pool | None = None,
         max_size: int = 10,
         prepared_statements: bool = True,
+        dedicated: int = 0,
     ) -> None:
         if max_size not in range(1, 2**31):
             raise ConfigurationError(f"max_pool_size is {max_size!r}; it must be an integer, at least 1.")
         if pool is not None and not isinstance(pool, asyncpg.Pool):
             raise ConfigurationError(f"pool= takes a pool of asyncpg's, not a {type(pool).__name__}.")
+        if pool is not None:
+            max_size = _share_of(pool, dedicated)
         if dsn is not None and not find_dsn(dsn).startswith(EMBEDDED):
             parse_dsn(dsn)  # what is wrong with it is better said now
         self._dsn = dsn
         self._given = pool
         self._max_size = max_size
-        self._prepared_statements = prepared_statements
+        self.prepared_statements = prepared_statements
         self._slots = asyncio.Semaphore(max_size)
         self._idle: list[_Idle] = []
         self._ending: set[asyncio.Task[None]] = set()
@@ -109,13 +115,53 @@ class Pool:
         """A connection for one piece of work."""
         self._check_usable()
         async with self._given_connection() if self._given else self._own_connection() as connection:
-            if self._prepared_statements:
+            if self.prepared_statements:
                 yield connection
             else:
                 # The driver prepares in one round trip and executes in another; only in a transaction does
                 # a pooler that hands out servers by transaction keep both on the same one.
                 async with connection.transaction(isolation="read_committed"):
                     yield connection
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[Connection]:
+        """A connection for somebody else's code, which may leave traces in the session."""
+        self._check_usable()
+        if self._given:
+            async with self._given_connection() as given:
+                yield given  # its pool cleans it
+            return
+        await self._slots.acquire()
+        connection = None
+        try:
+            connection = self._take_idle() or await self._connect()
+            yield connection
+        finally:
+            # Cleaned in a task of its own: whoever is cancelled here still gives it back.
+            ending = asyncio.create_task(self._clean(connection))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ended)
+
+    @asynccontextmanager
+    async def dedicated(self) -> AsyncIterator[Connection]:
+        """A connection beside those of `connection` and `lend`: whoever uses up those does not matter."""
+        self._check_usable()
+        if self._given is None:
+            own = await self._connect()
+            try:
+                yield own
+            finally:
+                await _end(own)
+            return
+        with connecting(Target("the pool given", {})):
+            given = await self._given.acquire(timeout=_ACQUIRE_TIMEOUT)
+        try:
+            yield given
+        finally:
+            try:
+                await self._given.release(given, timeout=_CLOSE_TIMEOUT)
+            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+                given.terminate()
 
     async def close(self) -> None:
         """Wait for what is under way, and close what was opened here. May be called again."""
@@ -147,12 +193,13 @@ class Pool:
     @asynccontextmanager
     async def _given_connection(self) -> AsyncIterator[Connection]:
         assert self._given is not None  # noqa: S101 - for the type checker
-        with connecting(Target("the pool given", {})):
-            connection = await retrying(self._given.acquire, attempts=_CONNECT_ATTEMPTS)
-        try:
-            yield connection
-        finally:
-            await self._given.release(connection)
+        async with self._slots:
+            with connecting(Target("the pool given", {})):
+                connection = await retrying(self._given.acquire, attempts=_CONNECT_ATTEMPTS)
+            try:
+                yield connection
+            finally:
+                await self._given.release(connection)
 
     @asynccontextmanager
     async def _own_connection(self) -> AsyncIterator[Connection]:
@@ -189,6 +236,16 @@ class Pool:
             self._idle.append(_Idle(connection, monotonic()))
         self._slots.release()
 
+    async def _clean(self, connection: asyncpg.Connection | None) -> None:
+        if connection is None or connection.is_closed():
+            return
+        try:
+            await connection.reset(timeout=_CLOSE_TIMEOUT)
+        except (Exception, asyncio.CancelledError):  # noqa: BLE001 - however it fails, it has to go
+            await _end(connection)
+        else:
+            self._idle.append(_Idle(connection, monotonic()))
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._ending.discard(task)
         self._slots.release()
@@ -198,15 +255,45 @@ class Pool:
             if self._target is None:
                 server = _server_of(find_dsn(self._dsn))
                 self._target = parse_dsn(await self._resources.enter_async_context(server))
-        target, cache_size = self._target, 100 if self._prepared_statements else 0
+        target, cache_size = self._target, 100 if self.prepared_statements else 0
         with connecting(target):
             # Safe to repeat: nothing was asked of the server yet.
-            return await retrying(
+            connection: asyncpg.Connection = await retrying(
                 lambda: asyncpg.connect(
                     **target.arguments, statement_cache_size=cache_size, server_settings=_APPLICATION
                 ),
                 attempts=_CONNECT_ATTEMPTS,
             )
+        _keep_alive(connection)
+        return connection
+
+
+def _share_of(pool: asyncpg.Pool, dedicated: int) -> int:
+    share = pool.get_max_size() - dedicated
+    if share < 1:
+        raise ConfigurationError(
+            f"The pool given has at most {pool.get_max_size()} connections. A worker keeps {dedicated} of "
+            f"them for itself, and its tasks need one: give it at least {dedicated + 1}."
+        )
+    return share
+
+
+def _keep_alive(connection: asyncpg.Connection) -> None:
+    """Let the system notice within half a minute that the other end is gone; by default it takes hours."""
+    # The driver has no setting for it.
+    transport = getattr(connection, "_transport", None)
+    sock = transport.get_extra_info("socket") if transport is not None else None
+    if sock is None or sock.family == getattr(socket, "AF_UNIX", None):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", 10),
+        ("TCP_KEEPINTVL", 5),
+        ("TCP_KEEPCNT", 4),
+        ("TCP_USER_TIMEOUT", 30_000),
+    ):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -114,6 +115,43 @@ def statement_failed(error: Exception, schema: Schema) -> GraphileWorkerError:  
             return _lost(error)
         case _:
             return DatabaseError(f"The statement was not sent to the database: {sentence(error)}")
+
+
+class Trouble(Enum):
+    """What an error means for somebody who can wait."""
+
+    REFUSED = auto()
+    """The server did nothing; later it may."""
+    LOST = auto()
+    """The connection is gone, and what became of the statement is not known."""
+    FATAL = auto()
+    """It will not get better by waiting."""
+
+
+def trouble_of(error: BaseException) -> Trouble:
+    """What the error of a statement, or of an attempt to connect, means."""
+    match error:
+        case (
+            asyncpg.InsufficientPrivilegeError()
+            | asyncpg.InvalidSchemaNameError()
+            | asyncpg.UndefinedTableError()
+            | asyncpg.UndefinedFunctionError()
+            | asyncpg.UndefinedColumnError()
+            | ConfigurationError()
+        ):
+            return Trouble.FATAL
+        case (
+            asyncpg.PostgresConnectionError()
+            | asyncpg.AdminShutdownError()
+            | asyncpg.CrashShutdownError()
+            | asyncpg.CannotConnectNowError()
+            | asyncpg.ReadOnlySQLTransactionError()  # after a failover: the connection is to the old primary
+        ):
+            return Trouble.LOST
+        case asyncpg.PostgresError():
+            return Trouble.REFUSED
+        case _:
+            return Trouble.LOST
 
 
 def _lost(error: Exception) -> DatabaseError:

@@ -22,6 +22,7 @@ import asyncpg
 
 from graphile_worker._db.connect import read_committed
 from graphile_worker._db.failures import sentence
+from graphile_worker._db.indexes import build_indexes
 from graphile_worker._db.sql import DEFAULT_SCHEMA, Schema, read_script, read_statements
 from graphile_worker.errors import (
     DatabaseError,
@@ -67,7 +68,11 @@ class OwnMigration(NamedTuple):
 
 
 _WORKERS = OwnMigration(1, "workers")
-_OWN_MIGRATIONS: Sequence[OwnMigration] = (_WORKERS,)
+_OWN_MIGRATIONS: Sequence[OwnMigration] = (
+    _WORKERS,
+    OwnMigration(2, "indexes"),
+    OwnMigration(3, "exchange"),
+)
 
 
 class Migrated(NamedTuple):
@@ -131,6 +136,11 @@ async def migrate(connection: Connection, schema: Schema, *, standstill: float =
         ) from error
 
 
+async def check_revisions(connection: Connection, schema: Schema) -> None:
+    """Refuse a schema that was changed in a way that we do not know."""
+    _refuse_newer(await _inspect(connection, schema), schema)
+
+
 async def _migrate(connection: Connection, schema: Schema, standstill: float) -> Migrated:
     found = await _inspect(connection, schema)
     if found.server_version_num < _OLDEST_SERVER * 10_000:
@@ -149,6 +159,8 @@ async def _migrate(connection: Connection, schema: Schema, standstill: float) ->
             return Migrated(found.revision or 0, changed)
         before, clash = found, None
         try:
+            if found.revision is not None and not connection.is_in_transaction():
+                await build_indexes(connection, schema)
             changed = await _change(connection, schema) or changed
         except _CLASHES as error:
             clash = error

@@ -18,6 +18,8 @@ import asyncpg
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from graphile_worker.logs import AnyLogger
+
 logger = logging.getLogger("graphile_worker")
 T = TypeVar("T")
 
@@ -65,9 +67,7 @@ def retry_delay(error: BaseException, attempt: int) -> float:
     return min(wait.shortest * _FACTOR**attempt, wait.longest) * (0.5 + random.random())  # noqa: S311
 
 
-async def retrying(
-    operation: Callable[[], Awaitable[T]], *, attempts: int, logger: logging.Logger = logger
-) -> T:
+async def retrying(operation: Callable[[], Awaitable[T]], *, attempts: int, logger: AnyLogger = logger) -> T:
     """The result of the operation, repeated while it fails with an error that passes by itself."""
     for attempt in range(attempts - 1):
         try:

@@ -10,11 +10,11 @@ from graphile_worker._db.failures import translated
 from graphile_worker._db.retryable import retrying
 
 if TYPE_CHECKING:
-    import logging
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from graphile_worker._db.connect import Connection, Pool
     from graphile_worker._db.sql import Schema
+    from graphile_worker.logs import AnyLogger
 
 T = TypeVar("T")
 _ATTEMPTS = 10
@@ -23,7 +23,7 @@ _ATTEMPTS = 10
 class Session:
     """Runs operations on connections of a pool, or on one that the caller brings."""
 
-    def __init__(self, schema: Schema, pool: Pool, logger: logging.Logger) -> None:
+    def __init__(self, schema: Schema, pool: Pool, logger: AnyLogger) -> None:
         self.schema = schema
         self.pool = pool
         self.logger = logger

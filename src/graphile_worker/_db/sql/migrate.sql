@@ -91,3 +91,18 @@ create table {schema}._private_python_migrations (
 
 -- name: record_own_revision
 insert into {schema}._private_python_migrations (id, name) values ($1, $2);
+
+-- name: inspect_index
+select
+  index.indisvalid as is_valid,
+  exists (
+    select from pg_catalog.pg_stat_progress_create_index as progress
+    where progress.index_relid = index.indexrelid
+  ) as is_being_built
+from pg_catalog.pg_index as index
+join pg_catalog.pg_class as class on class.oid = index.indexrelid
+join pg_catalog.pg_namespace as namespace on namespace.oid = class.relnamespace
+where namespace.nspname = $1 and class.relname = $2;
+
+-- name: drop_index
+drop index concurrently if exists {schema}.{name};

@@ -1,0 +1,103 @@
+-- What a worker says on its own connections.
+
+-- name: identify_backend
+-- The start as text, because it is only compared.
+select pid, backend_start::text as started from pg_catalog.pg_stat_activity where pid = pg_backend_pid();
+
+-- name: end_backend
+select pg_terminate_backend(pid)
+from pg_catalog.pg_stat_activity where pid = $1 and backend_start::text = $2;
+
+-- name: await_exchanges
+-- Until none of the worker's calls is under way; and until the end of this transaction none can begin.
+select pg_advisory_xact_lock(hashtextextended('graphile_worker exchange ' || $1::text, 0));
+
+-- name: register_tasks
+-- Only what is missing, so that no identity value is spent on a name that is there.
+insert into {schema}._private_tasks (identifier)
+select wanted.identifier
+from unnest($1::text[]) as wanted (identifier)
+where not exists (select from {schema}._private_tasks as task where task.identifier = wanted.identifier)
+order by wanted.identifier
+on conflict (identifier) do nothing;
+
+-- name: read_tasks
+select id, identifier from {schema}._private_tasks where identifier = any ($1::text[]);
+
+-- name: exchange
+select * from {schema}._private_python_exchange_v1(
+  $1, $2, $3, $4, $5, $6::text::json, $7, $8, $9, $10, coalesce($11, now()), $12, $13, $14, $15
+);
+
+-- name: read_locked_jobs
+select
+  job.id, job.task_id, job.job_queue_id,
+  (select queue.queue_name from {schema}._private_job_queues as queue where queue.id = job.job_queue_id),
+  job.payload::text as payload, job.priority,
+  least(greatest(job.run_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00') as run_at,
+  job.attempts, job.max_attempts, job.last_error, job.created_at, job.updated_at, job.key, job.revision,
+  job.flags::text as flags, job.locked_at
+from {schema}._private_jobs as job
+where job.locked_by = $1
+order by job.priority, job.run_at, job.id;
+
+-- name: read_locked_queues
+select id, locked_at from {schema}._private_job_queues where locked_by = $1;
+
+-- name: unlock_queues
+update {schema}._private_job_queues set locked_at = null, locked_by = null
+where id in (
+  select id from {schema}._private_job_queues where id = any ($2::integer[]) and locked_by = $1
+  for update skip locked
+);
+
+-- name: renew_jobs
+update {schema}._private_jobs as job set locked_at = now()
+from (
+  select ours.id
+  from unnest($2::bigint[], $3::timestamptz[]) as given (id, locked_at)
+  cross join lateral (
+    select job.id from {schema}._private_jobs as job
+    where job.id = given.id and job.locked_by = $1 and job.locked_at = given.locked_at
+    for update skip locked
+  ) as ours
+) as ours
+where job.id = ours.id
+returning job.id, job.locked_at;
+
+-- name: renew_queues
+update {schema}._private_job_queues as queue set locked_at = now()
+from (
+  select ours.id
+  from unnest($2::integer[], $3::timestamptz[]) as given (id, locked_at)
+  cross join lateral (
+    select queue.id from {schema}._private_job_queues as queue
+    where queue.id = given.id and queue.locked_by = $1 and queue.locked_at = given.locked_at
+    for update skip locked
+  ) as ours
+) as ours
+where queue.id = ours.id
+returning queue.id, queue.locked_at;
+
+-- name: unlock_stale_jobs
+-- Graphile Worker's rule: nobody holds a lock for longer than four hours. Jobs before queues, and waiting for nobody.
+with stale as (
+  select id from {schema}._private_jobs
+  where locked_at < now() - interval '4 hours'
+  for update skip locked
+)
+update {schema}._private_jobs as job
+set locked_at = null, locked_by = null, run_at = greatest(job.run_at, now())
+from stale where job.id = stale.id;
+
+-- name: unlock_stale_queues
+with stale as (
+  select id from {schema}._private_job_queues
+  where locked_at < now() - interval '4 hours'
+  for update skip locked
+)
+update {schema}._private_job_queues as queue set locked_at = null, locked_by = null
+from stale where queue.id = stale.id;
+
+-- name: notify
+select pg_notify($1, $2);

@@ -1,0 +1,494 @@
+-- The exchange: one call, one commit, in which a worker records what it finished, lets go of the serial queues
+-- that it held for that or keeps them, and claims jobs for its free slots.
+--
+-- It is a function so that it is one round trip, each of its statements sees what was committed before it, and
+-- the planner's settings belong to it wherever it runs. Its name has a version: workers of an older release go on
+-- using theirs.
+--
+-- Rules that hold it together:
+-- * What we finished is ours only if locked_by and locked_at are those of our claim. The lock of a queue is checked
+--   in the same way, independently of the job: somebody may have removed the one and not the other.
+-- * Never wait for a row: somebody's open transaction on a job must not stop a worker. What cannot be locked at
+--   once is reported as busy, or left for another look.
+-- * Claim only what is locked, with every condition checked on the version that was locked; a job with a queue
+--   only after its queue.
+--
+-- Job by job the reply has a row: of kind 'claimed', or about a finished job that is not recorded: 'busy', still
+-- ours, ask again; 'lost', not ours any more. A last row of kind 'end' tells about the look for jobs.
+create or replace function {schema}._private_python_exchange_v1(
+  worker text,
+  -- Finished jobs. Those with a queue bring its lock, unless more jobs of that queue are in hand.
+  job_ids bigint[],
+  job_locks timestamptz[],
+  queue_ids integer[],
+  queue_locks timestamptz[],
+  -- What became of those that were not completed: [{id, action: fail | return, ...}].
+  changes json,
+  -- What to claim.
+  task_ids integer[],
+  wanted integer,
+  run_length integer,          -- how many jobs of one queue at once
+  forbidden_flags text[],
+  as_of timestamptz,           -- a job is due if its run_at is not later
+  mark_priority smallint,      -- leave out what comes before this position, if given
+  mark_run_at timestamptz,
+  mark_id bigint,
+  after_queue integer          -- where to go on visiting queues one by one
+) returns table (
+  kind text,
+  id bigint,
+  task_id integer,
+  job_queue_id integer,
+  queue_name text,
+  payload text,
+  priority smallint,
+  run_at timestamptz,
+  attempts smallint,
+  max_attempts smallint,
+  last_error text,
+  created_at timestamptz,
+  updated_at timestamptz,
+  key text,
+  revision integer,
+  flags text,
+  locked_at timestamptz,       -- of the claim; in the last row the time of the database
+  contended boolean,           -- there may be more: rows were locked by others, or not all queues were visited
+  next_due timestamptz,        -- when the next job that we could run is due
+  next_queue integer,          -- the next call's after_queue
+  cost double precision        -- seconds that the look for jobs took
+)
+language plpgsql
+set jit = off
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $body$
+#variable_conflict use_column
+declare
+  recorded bigint[] := '{}';
+  kept integer[] := '{}';            -- queues that are ours, and may give us a job now
+  released integer[];
+  spent integer[] := '{}';           -- queues that gave us what they may
+  claimed bigint[] := '{}';
+  claimed_queues integer[] := '{}';
+  missing integer := greatest(wanted, 0);
+  level_without_queue smallint;
+  level_with_queue smallint;
+  level smallint;
+  from_priority smallint := coalesce(mark_priority, -32768);
+  from_run_at timestamptz := coalesce(mark_run_at, '-infinity');
+  from_id bigint := coalesce(mark_id, 0);
+  page_size integer;
+  page_full boolean;
+  candidate_ids bigint[];
+  candidate_queues integer[];
+  candidate_times timestamptz[];
+  chosen_ids bigint[];
+  chosen_queues integer[];
+  quota_tasks integer[];
+  quotas bigint[];
+  obtained integer[];
+  locked bigint[];
+  locked_queues integer[];
+  is_contended boolean := false;
+  due timestamptz;
+  queue_cursor integer := 0;
+  started timestamptz;
+begin
+  -- Held until the commit. After a lost connection the worker waits for it, so that it knows that none of its calls
+  -- is still under way; one that arrives even later finds the lock taken, and does nothing.
+  if not pg_try_advisory_xact_lock_shared(hashtextextended('graphile_worker exchange ' || worker, 0)) then
+    raise exception 'This call was given up by its worker' using errcode = 'lock_not_available';
+  end if;
+
+  -- Record ------------------------------------------------------------------------------------------------------
+
+  if cardinality(job_ids) > 0 then
+    if cardinality(array_remove(queue_ids, null)) > 0 then
+      select coalesce(array_agg(queue.id), '{}') into kept
+        from unnest(queue_ids, queue_locks) as given (id, locked_at)
+        cross join lateral (
+          select queue.id from {schema}._private_job_queues as queue
+          where queue.id = given.id and queue.locked_by = worker and queue.locked_at = given.locked_at
+          for update skip locked
+        ) as queue;
+    end if;
+
+    select coalesce(array_agg(job.id), '{}') into recorded
+      from unnest(job_ids, job_locks, queue_ids, queue_locks) as given (id, locked_at, queue_id, queue_locked_at)
+      cross join lateral (
+        select job.id from {schema}._private_jobs as job
+        where job.id = given.id and job.locked_by = worker and job.locked_at = given.locked_at
+          -- Together with its queue, unless that is not ours any more.
+          and (given.queue_id is null or given.queue_id = any (kept) or not exists (
+            select from {schema}._private_job_queues as queue
+            where queue.id = given.queue_id and queue.locked_by = worker
+              and queue.locked_at = given.queue_locked_at
+          ))
+        for update skip locked
+      ) as job;
+
+    if changes is null then
+      delete from {schema}._private_jobs as job where job.id = any (recorded);
+    else
+      delete from {schema}._private_jobs as job
+        where job.id = any (recorded)
+          and not exists (select from json_to_recordset(changes) as change (id bigint) where change.id = job.id);
+      update {schema}._private_jobs as job
+        set
+          locked_at = null,
+          locked_by = null,
+          last_error = case change.action when 'fail' then change.error else job.last_error end,
+          run_at = case change.action
+            when 'fail' then
+              greatest(now(), job.run_at) + exp(least(10, job.attempts)) * interval '1 second'
+            else greatest(job.run_at, now() + change.delay * interval '1 second')
+          end,
+          -- The attempt is given back, but not to a job whose key was taken over or removed while it ran: that
+          -- one has been brought to its last attempt so that it does not run again.
+          attempts = case
+            when change.action = 'return' and job.attempts = change.attempts
+                and job.key is not distinct from change.key
+              then greatest(0, job.attempts - 1)
+            else job.attempts
+          end
+        from json_to_recordset(changes)
+          as change (id bigint, action text, error text, delay float8, attempts smallint, key text)
+        where job.id = change.id and job.id = any (recorded);
+      -- Whoever has a free slot can have what was given back.
+      perform pg_notify('jobs:insert', json_build_object('r', random(), 'count', count(*))::text)
+        from json_to_recordset(changes) as change (id bigint, action text)
+        where change.action = 'return' and change.id = any (recorded)
+        having count(*) > 0;
+    end if;
+
+    if cardinality(recorded) < cardinality(job_ids) then
+      return query select
+          case when ours.id is null then 'lost' else 'busy' end, given.id, null::integer, null::integer, null,
+          null, null::smallint, null::timestamptz, null::smallint, null::smallint, null, null::timestamptz,
+          null::timestamptz, null, null::integer, null, given.locked_at, null::boolean, null::timestamptz,
+          null::integer, null::double precision
+        from unnest(job_ids, job_locks) as given (id, locked_at)
+        left join {schema}._private_jobs as ours
+          on ours.id = given.id and ours.locked_by = worker and ours.locked_at = given.locked_at
+        where given.id <> all (recorded);
+      -- The queue of a job that is still ours stays locked.
+      select coalesce(array_agg(queue.id), '{}') into kept
+        from unnest(kept) as queue (id)
+        where not exists (
+          select from unnest(job_ids, job_locks, queue_ids) as given (id, locked_at, queue_id)
+          join {schema}._private_jobs as ours
+            on ours.id = given.id and ours.locked_by = worker and ours.locked_at = given.locked_at
+          where given.queue_id = queue.id
+        );
+    end if;
+  end if;
+  released := kept;
+
+  -- Claim -------------------------------------------------------------------------------------------------------
+  --
+  -- Priority by priority, because jobs of a better one that are due later would otherwise stand in the way.
+
+  started := clock_timestamp();
+  while missing > 0 loop
+    select min(found.without_queue), min(found.with_queue) into level_without_queue, level_with_queue
+      from unnest(task_ids) as task (id)
+      cross join lateral (select
+        (
+          select job.priority from {schema}._private_jobs as job
+          where job.is_available and job.job_queue_id is null and job.task_id = task.id
+            and (job.priority, job.run_at, job.id) > (from_priority, from_run_at, from_id)
+          order by job.priority, job.run_at, job.id limit 1
+        ) as without_queue,
+        (
+          select job.priority from {schema}._private_jobs as job
+          where job.is_available and job.job_queue_id is not null and job.task_id = task.id
+            and (job.priority, job.run_at, job.id) > (from_priority, from_run_at, from_id)
+          order by job.priority, job.run_at, job.id limit 1
+        ) as with_queue
+      ) as found;
+    level := least(level_without_queue, level_with_queue);
+    exit when level is null;
+    if level > from_priority then
+      from_run_at := '-infinity';
+      from_id := 0;
+    end if;
+    candidate_ids := '{}';
+    candidate_queues := '{}';
+    candidate_times := '{}';
+    chosen_ids := '{}';
+    chosen_queues := '{}';
+
+    if level_with_queue = level then
+      page_size := 4 * missing + 20;
+      with page as materialized (
+        select job.id, job.job_queue_id, job.run_at, task.id as task_id
+        from unnest(task_ids) as task (id)
+        cross join lateral (
+          select job.id, job.job_queue_id, job.run_at from {schema}._private_jobs as job
+          where job.is_available and job.job_queue_id is not null and job.task_id = task.id
+            and job.priority = level and job.run_at <= as_of
+            and (job.run_at, job.id) > (from_run_at, from_id)
+            and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+          order by job.run_at, job.id limit page_size
+        ) as job
+      ), found as (
+        select page.id, page.job_queue_id, page.run_at
+        from page
+        join {schema}._private_job_queues as queue on queue.id = page.job_queue_id and queue.is_available
+        where page.job_queue_id <> all (kept) and page.job_queue_id <> all (spent)
+        union all
+        -- Of queues that are ours the next job is found wherever it stands.
+        select job.id, job.job_queue_id, job.run_at
+        from unnest(kept) as queue (id)
+        cross join unnest(task_ids) as task (id)
+        cross join lateral (
+          select job.id, job.job_queue_id, job.run_at from {schema}._private_jobs as job
+          where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
+            and job.task_id = task.id and job.priority = level and job.run_at <= as_of
+            and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+          order by job.run_at, job.id limit run_length
+        ) as job
+      ), ranked as (
+        select found.*, row_number() over (partition by job_queue_id order by run_at, id) as place from found
+      )
+      select
+        coalesce(array_agg(ranked.id), '{}'),
+        coalesce(array_agg(ranked.job_queue_id), '{}'),
+        coalesce(array_agg(ranked.run_at), '{}'),
+        (select coalesce(max(size), 0) >= page_size from (select count(*) as size from page group by task_id) as pages)
+        into candidate_ids, candidate_queues, candidate_times, page_full
+        from ranked where ranked.place <= run_length;
+
+      if page_full and cardinality(candidate_ids) < missing then
+        -- The page is full of jobs in locked queues: visit queue by queue, some at a time.
+        with recursive visited (queue_id, place) as (
+          select min(job.job_queue_id), 1 from {schema}._private_jobs as job
+            where job.is_available and job.job_queue_id > after_queue
+          union all
+          select (
+            select min(job.job_queue_id) from {schema}._private_jobs as job
+            where job.is_available and job.job_queue_id > visited.queue_id
+          ), visited.place + 1
+          from visited where visited.queue_id is not null and visited.place < 500
+        ), found as (
+          select job.*
+          from visited
+          join {schema}._private_job_queues as queue on queue.id = visited.queue_id and queue.is_available
+          cross join unnest(task_ids) as task (id)
+          cross join lateral (
+            select job.id, job.job_queue_id, job.run_at from {schema}._private_jobs as job
+            where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
+              and job.task_id = task.id and job.priority = level and job.run_at <= as_of
+              and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+            order by job.run_at, job.id limit run_length
+          ) as job
+          where visited.queue_id <> all (kept) and visited.queue_id <> all (spent)
+            and job.id <> all (candidate_ids)
+        ), ranked as (
+          select found.*, row_number() over (partition by job_queue_id order by run_at, id) as place from found
+        )
+        select
+          candidate_ids || coalesce(array_agg(ranked.id), '{}'),
+          candidate_queues || coalesce(array_agg(ranked.job_queue_id), '{}'),
+          candidate_times || coalesce(array_agg(ranked.run_at), '{}'),
+          (select case when bool_or(queue_id is null) then 0 else max(queue_id) end from visited)
+          into candidate_ids, candidate_queues, candidate_times, queue_cursor
+          from ranked where ranked.place <= run_length;
+        -- Not all queues were visited if we did not begin with the first, or did not get to the last.
+        is_contended := is_contended or after_queue > 0 or queue_cursor > 0;
+      end if;
+    end if;
+
+    if cardinality(candidate_ids) = 0 and cardinality(task_ids) = 1 then
+      quota_tasks := task_ids;
+      quotas := array[missing];
+    else
+      -- Which jobs come first, with and without queue and of all tasks; of those without queue it is only counted
+      -- how many of each task, so that others can be taken for those that are being taken by somebody else.
+      with best as (
+        select * from (
+          select job.id, null::integer as queue_id, job.run_at, task.id as task_id
+          from unnest(task_ids) as task (id)
+          cross join lateral (
+            select job.id, job.run_at from {schema}._private_jobs as job
+            where job.is_available and job.job_queue_id is null and job.task_id = task.id
+              and job.priority = level and job.run_at <= as_of
+              and (job.run_at, job.id) > (from_run_at, from_id)
+              and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+            order by job.run_at, job.id limit missing
+          ) as job
+          where level_without_queue = level
+          union all
+          select candidate.id, candidate.queue_id, candidate.run_at, null
+          from unnest(candidate_ids, candidate_queues, candidate_times) as candidate (id, queue_id, run_at)
+        ) as any_kind
+        order by run_at, id limit missing
+      )
+      select
+        coalesce(array_agg(best.id) filter (where best.queue_id is not null), '{}'),
+        coalesce(array_agg(best.queue_id) filter (where best.queue_id is not null), '{}'),
+        (select coalesce(array_agg(quota.task_id), '{}') from (
+          select task_id from best where queue_id is null group by task_id order by task_id) as quota),
+        (select coalesce(array_agg(quota.size), '{}') from (
+          select count(*) as size from best where queue_id is null group by task_id order by task_id) as quota)
+        into chosen_ids, chosen_queues, quota_tasks, quotas
+        from best;
+    end if;
+
+    if cardinality(chosen_ids) > 0 then
+      select coalesce(array_agg(queue.id), '{}') || kept into obtained
+        from (select distinct given.id from unnest(chosen_queues) as given (id) where given.id <> all (kept)) as given
+        cross join lateral (
+          select queue.id from {schema}._private_job_queues as queue
+          where queue.id = given.id and queue.is_available
+          for update skip locked
+        ) as queue;
+      select coalesce(array_agg(job.id), '{}'), coalesce(array_agg(job.job_queue_id), '{}')
+        into locked, locked_queues
+        from unnest(chosen_ids, chosen_queues) as chosen (id, queue_id)
+        cross join lateral (
+          select job.id, job.job_queue_id from {schema}._private_jobs as job
+          where job.id = chosen.id and job.is_available and job.job_queue_id = chosen.queue_id
+            and job.task_id = any (task_ids) and job.priority = level and job.run_at <= as_of
+            and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+          for update skip locked
+        ) as job
+        where chosen.queue_id = any (obtained);
+      if cardinality(locked) < cardinality(chosen_ids) then
+        is_contended := true;
+        -- Somebody's transaction has the first job of a queue: not a reason for the others of it to wait.
+        select locked || coalesce(array_agg(job.id), '{}'),
+            locked_queues || coalesce(array_agg(job.job_queue_id), '{}')
+          into locked, locked_queues
+          from (
+            select distinct chosen.queue_id from unnest(chosen_queues) as chosen (queue_id)
+            where chosen.queue_id = any (obtained) and chosen.queue_id <> all (locked_queues)
+          ) as chosen
+          cross join lateral (
+            select job.id, job.job_queue_id from {schema}._private_jobs as job
+            where job.is_available and job.job_queue_id is not null and job.job_queue_id = chosen.queue_id
+              and job.task_id = any (task_ids) and job.priority = level and job.run_at <= as_of
+              and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+            order by job.run_at, job.id limit 1
+            for update skip locked
+          ) as job;
+      end if;
+      claimed := claimed || locked;
+      missing := missing - cardinality(locked);
+      claimed_queues := claimed_queues || locked_queues;
+      if run_length > 1 then
+        kept := kept || locked_queues;
+      else
+        select coalesce(array_agg(queue.id), '{}') into kept
+          from unnest(kept) as queue (id) where queue.id <> all (locked_queues);
+        spent := spent || locked_queues;
+      end if;
+    end if;
+
+    if level_without_queue = level and cardinality(quotas) > 0 then
+      select coalesce(array_agg(job.id), '{}') into locked
+        from unnest(quota_tasks, quotas) as quota (task_id, size)
+        cross join lateral (
+          select job.id from {schema}._private_jobs as job
+          where job.is_available and job.job_queue_id is null and job.task_id = quota.task_id
+            and job.priority = level and job.run_at <= as_of
+            and (job.run_at, job.id) > (from_run_at, from_id)
+            and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+          order by job.run_at, job.id limit quota.size
+          for update skip locked
+        ) as job;
+      claimed := claimed || locked;
+      missing := missing - cardinality(locked);
+      -- Rows that somebody has locked look like no rows.
+      is_contended := is_contended or missing > 0 and exists (
+        select from unnest(task_ids) as task (id)
+        cross join lateral (
+          select from {schema}._private_jobs as job
+          where job.is_available and job.job_queue_id is null and job.task_id = task.id
+            and job.priority = level and job.run_at <= as_of
+            and (job.run_at, job.id) > (from_run_at, from_id)
+            and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+            and job.id <> all (claimed)
+          limit 1
+        ) as job
+      );
+    end if;
+
+    if missing > 0 then
+      -- Jobs in queues that others hold are left out: whoever releases such a queue tells us.
+      select least(due, min(later.run_at)) into due
+        from unnest(task_ids) as task (id)
+        cross join lateral (
+          (
+            select job.run_at from {schema}._private_jobs as job
+            where job.is_available and job.job_queue_id is null and job.task_id = task.id
+              and job.priority = level and job.run_at > as_of
+            order by job.run_at, job.id limit 1
+          )
+          union all
+          (
+            select job.run_at
+            from (
+              select job.run_at, job.job_queue_id from {schema}._private_jobs as job
+              where job.is_available and job.job_queue_id is not null and job.task_id = task.id
+                and job.priority = level and job.run_at > as_of
+              order by job.run_at, job.id limit 100
+            ) as job
+            join {schema}._private_job_queues as queue on queue.id = job.job_queue_id
+            where queue.is_available or queue.id = any (released)
+            order by job.run_at limit 1
+          )
+        ) as later;
+    end if;
+    from_priority := level;
+    from_run_at := 'infinity';
+    from_id := 9223372036854775807;
+  end loop;
+
+  if cardinality(claimed) > 0 then
+    return query
+      update {schema}._private_jobs as job
+        set attempts = job.attempts + 1, locked_by = worker, locked_at = now()
+        where job.id = any (claimed)
+        returning
+          'claimed', job.id, job.task_id, job.job_queue_id,
+          case when job.job_queue_id is not null then (
+            select queue.queue_name from {schema}._private_job_queues as queue where queue.id = job.job_queue_id
+          ) end,
+          job.payload::text, job.priority,
+          least(greatest(job.run_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'),
+          job.attempts, job.max_attempts, job.last_error, job.created_at, job.updated_at, job.key, job.revision,
+          job.flags::text, job.locked_at, null::boolean, null::timestamptz, null::integer, null::double precision;
+  end if;
+
+  -- Queues ------------------------------------------------------------------------------------------------------
+
+  select coalesce(array_agg(queue.id), '{}') into released
+    from unnest(released) as queue (id) where queue.id <> all (claimed_queues);
+  if cardinality(released) > 0 or cardinality(claimed_queues) > 0 then
+    update {schema}._private_job_queues as queue
+      set
+        locked_by = case when queue.id = any (claimed_queues) then worker end,
+        locked_at = case when queue.id = any (claimed_queues) then now() end
+      where queue.id = any (released || claimed_queues);
+    -- A little ahead: nobody else has set a timer for a job in a queue that was locked.
+    perform pg_notify('jobs:insert', json_build_object('r', random(), 'count', count(*))::text)
+      from unnest(released) as queue (id)
+      where exists (
+        select from {schema}._private_jobs as job
+        where job.is_available and job.job_queue_id = queue.id and job.run_at <= now() + interval '10 seconds'
+      )
+      having count(*) > 0;
+  end if;
+
+  return query select
+    'end', null::bigint, null::integer, null::integer, null, null, null::smallint, null::timestamptz,
+    null::smallint, null::smallint, null, null::timestamptz, null::timestamptz, null, null::integer, null,
+    now(), is_contended and missing > 0,
+    case when due is not null then least(due, '9999-12-31 23:59:59+00') end, queue_cursor,
+    extract(epoch from clock_timestamp() - started)::double precision;
+end
+$body$;

@@ -1,0 +1,82 @@
+"""Flags of jobs that are not to be run now."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from graphile_worker.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from graphile_worker.logs import ScopedLogger
+    from graphile_worker.options import FlagsOption
+
+_PATIENCE = 0.05
+
+
+class ForbiddenFlags:
+    """What the option says, each time it is asked."""
+
+    def __init__(self, option: FlagsOption, logger: ScopedLogger) -> None:
+        self._option = option if callable(option) else _checked(option)
+        self._logger = logger
+        self._asking: asyncio.Future[Any] | None = None
+        self.error: Exception | None = None
+        """Why nobody can say."""
+        self.answered: Callable[[], None] = lambda: None
+        """Called when an answer comes that we did not wait for."""
+
+    @property
+    def unused(self) -> bool:
+        """Whether no flag is ever forbidden; otherwise a job claimed ahead would be judged too early."""
+        return not callable(self._option) and not self._option
+
+    async def current(self) -> Sequence[str] | None:
+        """The flags that are forbidden now; None if that cannot be said."""
+        if not callable(self._option):
+            return self._option
+        try:
+            value = self._asking or self._option()
+            if inspect.isawaitable(value):
+                # Results wait for this answer, so only for a moment.
+                self._asking = asyncio.ensure_future(value)
+                if not self._asking.done():
+                    await asyncio.wait([self._asking], timeout=_PATIENCE)
+                if not self._asking.done():
+                    self._asking.add_done_callback(lambda _: self.answered())
+                    return None
+                value, self._asking = self._asking.result(), None
+            flags = _checked(value)
+        except Exception as error:
+            self._asking = None
+            if self.error is None:
+                self._logger.warning(
+                    "forbidden_flags failed; no jobs are claimed until it works", exc_info=True
+                )
+            self.error = error
+            return None
+        self.error = None
+        return flags
+
+    async def close(self) -> None:
+        """Do not wait for an answer any more."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait([self._asking])
+
+
+def _checked(value: object) -> list[str]:
+    if value is None:
+        return []
+    # A string is iterable too, but was meant as one flag.
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        flags = list(value)
+        if all(isinstance(flag, str) for flag in flags):
+            return flags
+    raise ConfigurationError(
+        f"forbidden_flags is {value!r}; it must be a list of strings, None, or a function that returns one."
+    )

@@ -1,0 +1,105 @@
+"""A line for each job that ends."""
+
+from __future__ import annotations
+
+import os
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from graphile_worker import events as event
+
+if TYPE_CHECKING:
+    from graphile_worker.emitter import Events
+    from graphile_worker.logs import ScopedLogger
+
+_MOST_PER_SECOND = 50
+
+
+class JobLog:
+    """Listens to what becomes of jobs. At high rates not every success has a line; every failure has."""
+
+    def __init__(self, events: Events, logger: ScopedLogger) -> None:
+        self._logger = logger.scope(label="job")
+        self._second = 0
+        self._said = 0
+        self._unsaid = 0
+        if not os.environ.get("NO_LOG_SUCCESS"):
+            events.on(event.JobComplete, self._complete)
+        events.on(event.JobFailure, self._failure)
+        events.on(event.JobInterrupted, self._interrupted)
+        events.on(event.JobLost, self._lost)
+        self._events = events
+
+    def close(self) -> None:
+        """Listen no more: the emitter may be the caller's."""
+        self._events.off(event.JobComplete, self._complete)
+        self._events.off(event.JobFailure, self._failure)
+        self._events.off(event.JobInterrupted, self._interrupted)
+        self._events.off(event.JobLost, self._lost)
+
+    def _complete(self, done: event.JobComplete) -> None:
+        if done.error is not None:
+            return
+        second = int(monotonic())
+        if second != self._second:
+            if self._unsaid:
+                self._logger.info("Completed %d more jobs", self._unsaid)
+            self._second, self._said, self._unsaid = second, 0, 0
+        if self._said >= _MOST_PER_SECOND:
+            self._unsaid += 1
+            return
+        self._said += 1
+        job = done.job
+        tries = f", attempt {job.attempts} of {job.max_attempts}" if job.attempts > 1 else ""
+        self._logger.info(
+            "Completed job %d (%s, %.2f ms%s)",
+            job.id,
+            job.task_identifier,
+            done.duration * 1000,
+            tries,
+            extra=_about(done),
+        )
+
+    def _failure(self, failed: event.JobFailure) -> None:
+        job = failed.job
+        last = job.attempts >= job.max_attempts
+        self._logger.error(
+            "Job %d failed (%s, %.2f ms, attempt %d of %d%s)",
+            job.id,
+            job.task_identifier,
+            failed.duration * 1000,
+            job.attempts,
+            job.max_attempts,
+            ": no more attempts" if last else "",
+            exc_info=failed.error,
+            extra=_about(failed),
+        )
+
+    def _interrupted(self, interrupted: event.JobInterrupted) -> None:
+        job = interrupted.job
+        self._logger.warning(
+            "Job %d was interrupted (%s, %.2f ms); it will run again",
+            job.id,
+            job.task_identifier,
+            interrupted.duration * 1000,
+            extra=_about(interrupted),
+        )
+
+    def _lost(self, lost: event.JobLost) -> None:
+        job = lost.job
+        self._logger.warning(
+            "Job %d (%s) was not ours any more when it ended: somebody freed it, and it may have run twice",
+            job.id,
+            job.task_identifier,
+            extra=_about(lost),
+        )
+
+
+def _about(
+    about: event.JobComplete | event.JobFailure | event.JobInterrupted | event.JobLost,
+) -> dict[str, object]:
+    return {
+        "task_identifier": about.job.task_identifier,
+        "job_id": about.job.id,
+        "worker_id": about.worker.id,
+    }

@@ -1,0 +1,345 @@
+"""A worker from its start to its stop: the parts, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from graphile_worker import events as event
+from graphile_worker._db.connect import Pool
+from graphile_worker._db.migrate import check_revisions
+from graphile_worker._db.session import Session
+from graphile_worker._runtime.clock import Clock
+from graphile_worker._runtime.exchanger import Exchanger
+from graphile_worker._runtime.executor import Executor, read_handlers
+from graphile_worker._runtime.flags import ForbiddenFlags
+from graphile_worker._runtime.job_log import JobLog
+from graphile_worker._runtime.notifier import Notifier
+from graphile_worker._runtime.signals import SignalSubscriber
+from graphile_worker._runtime.stale_locks import StaleLocks
+from graphile_worker._runtime.worker import GIVE_UP_AFTER, Worker
+from graphile_worker.client import WorkerUtils, find_schema
+from graphile_worker.context import Surroundings
+from graphile_worker.errors import GraphileWorkerError, SchemaTooNewError, ShutdownError
+from graphile_worker.events import WorkerPool
+from graphile_worker.logs import ScopedLogger
+from graphile_worker.options import seconds
+
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Mapping, Sequence
+
+    from graphile_worker._db.exchange import Held
+    from graphile_worker._runtime.executor import Handler, Tasks
+    from graphile_worker.options import Duration, WorkerOptions
+
+_ID_BYTES = 9
+_STEP = 0.1
+_MOST_SHOWN = 20
+
+
+class Drained(NamedTuple):
+    """What `run_once` did."""
+
+    done: int
+    failed: int
+
+
+class Runner:
+    """A worker that runs. Made by `run`.
+
+    Attributes:
+        id: Under which name it locks jobs.
+        events: Where listeners can be added.
+        utils: A `WorkerUtils` on the worker's connections.
+        add_job: Add a job, as `WorkerUtils.add_job` does.
+    """
+
+    def __init__(self, tasks: Tasks, options: WorkerOptions) -> None:
+        if os.environ.get("GRAPHILE_LOGGER_DEBUG"):
+            logging.getLogger("graphile_worker").setLevel(logging.DEBUG)
+        handlers = read_handlers(tasks)
+        self.id = f"python-{secrets.token_hex(_ID_BYTES)}"
+        self.events = options.events
+        self.logger = ScopedLogger(
+            options.logger or logging.getLogger("graphile_worker"), {"label": "worker", "worker_id": self.id}
+        )
+        self._options = options
+        self._session = _open_session(options, self.logger)
+        self._pool = WorkerPool(self.id, self._session.schema.name, options.concurrency, tuple(handlers))
+        self.utils = WorkerUtils.on_session(self._session, use_local_time=options.use_local_time)
+        self.add_job = self.utils.add_job
+        self._flags = ForbiddenFlags(options.forbidden_flags, self.logger)
+        self._listen_on = Pool(options.listen_dsn, max_size=1) if options.listen_dsn else self._session.pool
+        self._make_services(handlers)
+        self._signals = SignalSubscriber(self._on_signal)
+        self._job_log = JobLog(self.events, self.logger)
+        self._interrupt = asyncio.Event()
+        self._signalled = False
+        self._error: GraphileWorkerError | None = None
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watching: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
+
+    def _make_services(self, handlers: Mapping[str, Handler]) -> None:
+        options, clock = self._options, Clock(local=self._options.use_local_time)
+        self._surroundings = Surroundings(
+            worker_id=self.id, utils=self.utils, logger=self.logger, now=clock.now
+        )
+        self._worker = Worker(
+            pool=self._pool,
+            options=options,
+            exchanger=Exchanger(self._session, self.id, handlers),
+            executor=Executor(handlers, self._surroundings, options.interrupted_delay),
+            flags=self._flags,
+            clock=clock,
+            events=self.events,
+            logger=self.logger,
+        )
+        self._notifier = Notifier(
+            pool=self._pool,
+            listen_on=self._listen_on,
+            session=self._session,
+            on_jobs=self._worker.look,
+            on_migration=self._check_revisions_soon,
+            events=self.events,
+            logger=self.logger,
+        )
+        self._stale_locks = StaleLocks(
+            pool=self._pool,
+            options=options,
+            session=self._session,
+            check_revisions=self._check_revisions,
+            events=self.events,
+            logger=self.logger,
+        )
+
+    def __repr__(self) -> str:
+        return f"Runner(id={self.id!r}, schema={self._pool.schema!r})"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, _error: object, _traceback: object) -> None:
+        await self.stop()
+        if kind is None:
+            await self.wait()
+
+    async def start(self) -> None:
+        """Install the schema, connect, begin. `run` has done it."""
+        try:
+            await self._start()
+        except BaseException:
+            if self._watching is None:
+                await self._close()
+            else:  # somebody stopped waiting for us to listen
+                await self.stop(grace=0)
+            raise
+
+    async def _start(self) -> None:
+        self.events.emit(event.PoolCreate(worker_pool=self._pool))
+        if self._options.migrate:
+            await self.utils.migrate()
+        await self._worker.connect()
+        if self._options.once:
+            await self._stale_locks.unlock()
+        self.logger.info("Worker connected, and looking for jobs of: %s", ", ".join(self._pool.tasks))
+        self._watching = asyncio.create_task(self._watch(), name="graphile-worker runner")
+        if self._options.handle_signals:
+            self._signals.subscribe()
+        self._worker.start()
+        if not self._options.once:
+            self._stale_locks.start()
+        if self._options.listen:
+            self._notifier.start()
+            await self._notifier.tried.wait()
+
+    async def wait(self) -> None:
+        """Return when the worker has stopped; raises the error that stopped it, if it was one."""
+        await asyncio.shield(self._ended)
+
+    async def stop(self, grace: Duration | None = None) -> None:
+        """Stop: claim nothing more, wait for the jobs that run, record everything. May be called again.
+
+        Args:
+            grace: After how long jobs that still run are interrupted; by default never. Those that are
+                ``async def`` are cancelled, and will run again. A thread cannot be stopped, and is waited
+                for.
+
+        Raises:
+            ShutdownError: Not everything could be recorded, because the database could not be reached.
+        """
+        if grace is not None:
+            asyncio.get_running_loop().call_later(seconds("grace", grace), self._interrupt.set)
+        # Whoever stops waiting for it does not stop it.
+        await asyncio.shield(self._begin_stop("The runner was told to stop"))
+
+    @property
+    def drained(self) -> Drained:
+        """What it did until now."""
+        return Drained(self._worker.done, self._worker.failed)
+
+    def _begin_stop(self, message: str) -> asyncio.Task[None]:
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop(message), name="graphile-worker stop")
+        return self._stopping
+
+    async def _stop(self, message: str) -> None:
+        self.events.emit(event.Stop())
+        self.events.emit(event.PoolGracefulShutdown(worker_pool=self._pool, message=message))
+        self._surroundings.stopping.set()
+        self._worker.begin_stop()
+        try:
+            await self._until_recorded()
+            if self._interrupt.is_set():
+                self.events.emit(event.PoolForcefulShutdownComplete(worker_pool=self._pool))
+            self.events.emit(event.PoolGracefulShutdownComplete(worker_pool=self._pool))
+        except ShutdownError as error:
+            self._report_unrecorded(error)
+            self._error = self._error or error
+            raise
+        finally:
+            await self._close()
+
+    async def _until_recorded(self) -> None:
+        """Wait until nothing is in hand; interrupt what runs when it is time to."""
+        worker, interrupted_at, silent_since = self._worker, None, None
+        while not worker.idle.is_set():
+            if self._interrupt.is_set() and interrupted_at is None:
+                interrupted_at = monotonic()
+                message = "Jobs that still run are interrupted"
+                self.events.emit(event.PoolForcefulShutdown(worker_pool=self._pool, message=message))
+                worker.interrupt()
+            if worker.fatal.done():
+                worker.interrupt()
+                if not worker.running:
+                    return
+            now = monotonic()
+            silent_since = (silent_since or now) if not worker.reachable and not worker.running else None
+            too_long = now - GIVE_UP_AFTER
+            # A thread of ours would go on running a job that others take; if the process ends it does not.
+            hopeless = interrupted_at is not None and (self._signalled or not worker.running)
+            if (silent_since or now) <= too_long or (hopeless and (interrupted_at or now) <= too_long):
+                raise _unrecorded(worker.in_hand)
+            await _first_of(worker.idle, self._interrupt, seconds=_STEP)
+
+    def _report_unrecorded(self, error: ShutdownError) -> None:
+        for held in self._worker.in_hand:
+            self.events.emit(
+                event.PoolGracefulShutdownWorkerError(worker_pool=self._pool, error=error, job=held.job)
+            )
+        if self._interrupt.is_set():
+            self.events.emit(event.PoolForcefulShutdownError(worker_pool=self._pool, error=error))
+        self.events.emit(event.PoolGracefulShutdownError(worker_pool=self._pool, error=error))
+        self.logger.error("%s", error)
+
+    async def _close(self) -> None:
+        for task in (self._watching, self._checking):
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
+        await self._notifier.stop()
+        await self._stale_locks.stop()
+        await self._flags.close()
+        await self._worker.end()
+        self._job_log.close()
+        if not self._worker.running:
+            await self._session.pool.close()
+            await self._listen_on.close()
+        self.events.emit(event.PoolRelease(worker_pool=self._pool))
+        if not self._ended.done():
+            if self._error is None:
+                self._ended.set_result(None)
+            else:
+                self._ended.set_exception(self._error)
+                self._ended.exception()  # whoever does not wait for it does not want to know
+        self._signals.unsubscribe()
+
+    async def _watch(self) -> None:
+        """Stop by ourselves, when nothing is left or something cannot be mended."""
+        idle = asyncio.ensure_future(self._worker.idle.wait())
+        futures: list[asyncio.Future[Any]] = [idle, self._worker.fatal]
+        try:
+            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            idle.cancel()
+        if self._worker.fatal.done():
+            self._fail(self._worker.fatal.exception())
+        self._begin_stop("Nothing is left to do")
+
+    def _fail(self, error: BaseException | None) -> None:
+        if not isinstance(error, GraphileWorkerError):
+            # Not foreseen, so with everything that can be known about it.
+            self.logger.error("The worker ends: %r", error, exc_info=error)
+            failure = GraphileWorkerError(f"The worker ended because of {error!r}.")
+            failure.__cause__ = error
+            error = failure
+        else:
+            self.logger.error("The worker ends: %s", error)
+        self._error = self._error or error
+
+    def _check_revisions_soon(self) -> None:
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._check_revisions())
+
+    async def _check_revisions(self) -> None:
+        """The schema may have been changed: go on only if we know how."""
+        try:
+            await self._session.call(lambda on: check_revisions(on, self._session.schema))
+        except SchemaTooNewError as error:
+            self._fail(error)
+            self._begin_stop("The schema was changed in a way that breaks this worker")
+        except GraphileWorkerError as error:
+            self.logger.debug("The revision of the schema could not be read: %s", error)
+
+    def _on_signal(self, number: signal.Signals, count: int) -> None:
+        grace = self._options.shutdown_grace if count == 1 else 0.0
+        kind = event.GracefulShutdown if count == 1 else event.ForcefulShutdown
+        self.events.emit(kind(signal=number.name))
+        self.logger.info("%s: stopping; running jobs have %.1f s", number.name, grace)
+        self._signalled = True
+        asyncio.get_running_loop().call_later(grace, self._interrupt.set)
+        self._begin_stop(f"{number.name} was received").add_done_callback(_noticed)
+
+
+def _open_session(options: WorkerOptions, logger: ScopedLogger) -> Session:
+    pool = Pool(
+        options.dsn,
+        pool=options.pool,
+        max_size=options.max_pool_size,
+        prepared_statements=options.prepared_statements,
+        dedicated=options.own_connections,
+    )
+    return Session(find_schema(options.schema), pool, logger)
+
+
+def _noticed(task: asyncio.Task[None]) -> None:
+    """What went wrong was logged, and is raised by `wait`."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _unrecorded(in_hand: Sequence[Held]) -> ShutdownError:
+    ids = [held.job.id for held in in_hand]
+    shown = ", ".join(map(str, ids[:_MOST_SHOWN]))
+    if len(ids) > _MOST_SHOWN:
+        shown += f" and {len(ids) - _MOST_SHOWN} more"
+    return ShutdownError(
+        f"The worker stopped before the outcome of {len(ids)} of its jobs was recorded: {shown}. "
+        "They are locked, and will run again when another worker frees them.",
+        ids,
+    )
+
+
+async def _first_of(*flags: asyncio.Event, seconds: float) -> None:
+    """Until one of them is set, or for so long."""
+    waiting = [asyncio.ensure_future(flag.wait()) for flag in flags if not flag.is_set()]
+    try:
+        await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()

@@ -1,0 +1,98 @@
+"""When to look for jobs, and from where on."""
+
+from __future__ import annotations
+
+import random
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from graphile_worker._db.exchange import Position
+
+if TYPE_CHECKING:
+    from graphile_worker._db.exchange import Reply, Wish
+
+_JITTER = 0.2
+_SHORTEST_CONTENDED = 0.001
+_LONGEST_CONTENDED = 0.5
+_FULL_LOOK_INTERVAL = 0.1
+_CHEAP = 0.002
+_CHEAP_PER_JOB = 0.000_05
+
+
+class Looks:
+    """Decides by what earlier looks came to.
+
+    There is something to look for: at the start, when somebody says so, when the next job is due, when rows
+    were locked by others a moment ago, and at the latest after the poll interval.
+    """
+
+    def __init__(self, poll_interval: float) -> None:
+        self._poll_interval = poll_interval
+        self._next = 0.0
+        self._woken = False
+        self._contended = 0
+        self._mark: Position | None = None
+        self._full_look = 0.0
+        self.after_queue = 0
+
+    def wake(self) -> None:
+        """There may be something new."""
+        self._woken = True
+
+    def due(self) -> bool:
+        """Whether to look now."""
+        return self._woken or monotonic() >= self._next
+
+    @property
+    def delay(self) -> float:
+        """Seconds until the next look."""
+        return 0.0 if self._woken else max(0.0, self._next - monotonic())
+
+    def postpone(self) -> None:
+        """Not now, but in a while."""
+        self._woken = False
+        self._next = monotonic() + self.poll_delay()
+
+    def poll_delay(self) -> float:
+        """The poll interval, not the same for all workers."""
+        return self._poll_interval * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 - no secret
+
+    def begin(self) -> Position | None:
+        """A look begins: from which position on.
+
+        A transaction that stays open somewhere keeps the index entries of jobs that are long gone, and each
+        look from the beginning walks past them. So while looks are slow they begin where the last one ended,
+        but for one every 0.1 s, which finds what came in before that position.
+        """
+        self._woken = False
+        if monotonic() - self._full_look < _FULL_LOOK_INTERVAL:
+            return self._mark
+        return None
+
+    def end(self, sent: float, wish: Wish, reply: Reply) -> None:
+        """It came to this."""
+        now = monotonic()
+        self.after_queue = reply.next_queue
+        if wish.mark is None:
+            self._full_look = now
+        full = len(reply.claimed) >= wish.wanted
+        slow = reply.cost > _CHEAP + _CHEAP_PER_JOB * len(reply.claimed)
+        self._mark = None
+        if full and (slow or wish.mark is not None):
+            last = reply.claimed[-1]
+            self._mark = max(Position(*last.order), wish.mark or Position(*last.order))
+        if full:
+            self._contended = 0
+            self._next = now
+        elif wish.mark is not None:
+            self._next = now
+        elif reply.contended:
+            # More slowly if it stays so: it may be somebody's transaction that takes its time.
+            self._next = now + min(_SHORTEST_CONTENDED * 2.0**self._contended, _LONGEST_CONTENDED)
+            self._contended = 0 if reply.claimed else min(self._contended + 1, 20)
+        else:
+            self._contended = 0
+            self._next = now + self.poll_delay()
+            if reply.next_due is not None:
+                due_in = (reply.next_due - (wish.as_of or reply.now)).total_seconds()
+                self._next = min(self._next, sent + due_in)

@@ -1,0 +1,168 @@
+"""Hearing of new jobs at once.
+
+Notifications are a courtesy: a worker that hears nothing polls. What goes wrong here is said once, and mended
+in the background.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from typing import TYPE_CHECKING
+
+from graphile_worker import events as event
+from graphile_worker._db import exchange as database
+from graphile_worker._db.listen import Ear, listening
+from graphile_worker._runtime.service import Service, pause_after
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from graphile_worker._db.connect import Pool
+    from graphile_worker._db.session import Session
+    from graphile_worker.emitter import Events
+    from graphile_worker.events import WorkerPool
+    from graphile_worker.logs import ScopedLogger
+
+_NEW_JOBS = "jobs:insert"
+_MIGRATION = "worker:migrate"
+_PROBE_TIMEOUT = 5.0
+_PROBE_INTERVAL = 30.0
+_DEAF_INTERVAL = 300.0
+
+
+class DeafError(Exception):
+    """The connection brings no notifications."""
+
+
+class Notifier(Service):
+    """Listens on a connection of its own.
+
+    It proves that it hears by sending a message to itself from another connection: a PgBouncer in transaction
+    mode lets LISTEN pass, and swallows what it should bring.
+
+    Args:
+        on_jobs: There may be new jobs.
+        on_migration: The schema may have been changed.
+    """
+
+    name = "notifier"
+
+    def __init__(
+        self,
+        *,
+        pool: WorkerPool,
+        listen_on: Pool,
+        session: Session,
+        on_jobs: Callable[[], None],
+        on_migration: Callable[[], None],
+        events: Events,
+        logger: ScopedLogger,
+    ) -> None:
+        super().__init__(logger)
+        self._pool = pool
+        self._listen_on = listen_on
+        self._session = session
+        self._on_jobs = on_jobs
+        self._on_migration = on_migration
+        self._events = events
+        self._probe = f"graphile-worker:{pool.id}"
+        self._answered = asyncio.Event()
+        self._attempts = 0
+        self._complained = False
+        self._ear: Ear | None = None
+        self.tried = asyncio.Event()
+        """Set once it listens, or has found that it cannot for now."""
+
+    async def tick(self) -> float:
+        """Listen for as long as the connection holds."""
+        self._events.emit(event.PoolListenConnecting(worker_pool=self._pool, attempts=self._attempts))
+        heard = False
+        try:
+            async with listening(self._listen_on, (_NEW_JOBS, _MIGRATION, self._probe), self._hear) as ear:
+                self._ear = ear
+                try:
+                    self._events.emit(event.PoolListenSuccess(worker_pool=self._pool, client=ear.connection))
+                    # What was sent while nobody listened will not come again.
+                    self._on_jobs()
+                    self._on_migration()
+                    self.tried.set()
+                    heard = await self._keep_probing(ear)
+                finally:
+                    self._ear = None
+                    self._events.emit(event.PoolListenRelease(worker_pool=self._pool, client=ear.connection))
+            error: Exception = DeafError("the connection was closed" if heard else "nothing arrives on it")
+        except Exception as raised:  # noqa: BLE001 - whatever it is, there is polling
+            error = raised
+        self._events.emit(event.PoolListenError(worker_pool=self._pool, error=error))
+        self.tried.set()
+        return self._pause(error, heard=heard)
+
+    def _pause(self, error: Exception, *, heard: bool) -> float:
+        self._attempts = 1 if heard else self._attempts + 1
+        if heard:
+            self.logger.info("The listening connection is lost (%s); connecting again", error)
+        elif not self._complained:
+            self._complained = True
+            self.logger.warning(
+                "Notifications of new jobs do not arrive (%s), so the queue is polled. If there is a "
+                "PgBouncer in between, pass listen_dsn with a direct connection, or listen=False.",
+                error,
+            )
+        deaf = isinstance(error, DeafError) and not heard
+        return _DEAF_INTERVAL * random.uniform(0.5, 1.0) if deaf else pause_after(self._attempts)  # noqa: S311
+
+    async def _keep_probing(self, ear: Ear) -> bool:
+        """Returns when the connection is closed, or nothing is heard; whether anything ever was."""
+        heard = False
+        while not ear.closed.is_set():
+            if not await self._probes(ear):
+                break
+            heard = True
+            self._attempts = 0
+            if self._complained:
+                self._complained = False
+                self.logger.info("Notifications of new jobs arrive")
+            await _wait(ear.closed, _PROBE_INTERVAL)
+        return heard
+
+    async def _probes(self, ear: Ear) -> bool:
+        self._answered.clear()
+        try:
+            await self._session.call(lambda on: database.notify(on, self._session.schema, self._probe, ""))
+        except Exception:  # noqa: BLE001 - the database is away: nothing is learnt about the ear
+            return not ear.closed.is_set()
+        return await _wait(self._answered, _PROBE_TIMEOUT)
+
+    def _hear(self, channel: str, message: str) -> None:
+        if self._events.wants(event.PoolListenNotification) and self._ear is not None:
+            self._events.emit(
+                event.PoolListenNotification(
+                    worker_pool=self._pool, channel=channel, message=message, client=self._ear.connection
+                )
+            )
+        if channel == self._probe:
+            self._answered.set()
+        elif channel == _MIGRATION:
+            self._on_migration()
+        elif _count(message) > 0:
+            self._on_jobs()
+
+
+def _count(message: str) -> float:
+    """How many jobs a notification tells of; one if it does not say."""
+    try:
+        count = json.loads(message)["count"]
+    except (ValueError, TypeError, KeyError):
+        return 1
+    return count if isinstance(count, int | float) else 1
+
+
+async def _wait(flag: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await flag.wait()
+    except TimeoutError:
+        pass
+    return flag.is_set()

@@ -1,0 +1,98 @@
+"""Results on their way into the database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
+
+    from graphile_worker._db.exchange import Reply, Result
+
+_SHORTEST_BUSY = 0.005
+_LONGEST_BUSY = 1.0
+
+
+@dataclass(slots=True)
+class _Busy:
+    """A result that waits for somebody's transaction on the job's row."""
+
+    result: Result
+    tries: int
+    again: float
+
+
+class Results:
+    """Keeps each result until the database has confirmed it."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Result] = []
+        self._busy: dict[int, _Busy] = {}
+        self._sent_in_vain: set[int] = set()
+
+    def __bool__(self) -> bool:
+        """Whether something is to be sent now."""
+        return bool(self._waiting) or any(busy.again <= monotonic() for busy in self._busy.values())
+
+    @property
+    def again(self) -> float | None:
+        """When (on the monotonic clock) the next busy one is to be sent again."""
+        return min((busy.again for busy in self._busy.values()), default=None)
+
+    def add(self, results: Iterable[Result]) -> None:
+        """These are to be recorded."""
+        self._waiting += results
+
+    def take(self) -> list[Result]:
+        """What is to be sent now."""
+        results, self._waiting = self._waiting, []
+        if self._busy:
+            now = monotonic()
+            results += [busy.result for busy in self._busy.values() if busy.again <= now]
+        return results
+
+    def put_back(self, results: list[Result], *, perhaps_recorded: bool) -> None:
+        """They were sent, and no answer came."""
+        self._waiting[:0] = [result for result in results if result.held.job.id not in self._busy]
+        if perhaps_recorded:
+            self._sent_in_vain.update(result.held.job.id for result in results)
+
+    def sort_out(self, results: Iterable[Result], reply: Reply) -> tuple[list[Result], list[Result]]:
+        """What was recorded, and what was not ours any more; the busy ones stay here."""
+        recorded: list[Result] = []
+        lost: list[Result] = []
+        for result in results:
+            job_id = result.held.job.id
+            if job_id in reply.busy:
+                self._postpone(result)
+                continue
+            # One that was sent before, and of which nothing is there, was recorded then.
+            was_lost = job_id in reply.lost and job_id not in self._sent_in_vain
+            (lost if was_lost else recorded).append(result)
+            self._forget(job_id)
+        return recorded, lost
+
+    def confirm(self, still_ours: Container[int]) -> list[Result]:
+        """Those that were sent in vain and are recorded all the same: their jobs are not ours any more."""
+        found = [
+            result
+            for result in (*self._waiting, *(busy.result for busy in self._busy.values()))
+            if result.held.job.id in self._sent_in_vain and result.held.job.id not in still_ours
+        ]
+        self._waiting = [result for result in self._waiting if result not in found]
+        for result in found:
+            self._forget(result.held.job.id)
+        self._sent_in_vain.clear()
+        return found
+
+    def _postpone(self, result: Result) -> None:
+        job_id = result.held.job.id
+        tries = self._busy[job_id].tries + 1 if job_id in self._busy else 0
+        again = monotonic() + min(_SHORTEST_BUSY * 2.0 ** min(tries, 20), _LONGEST_BUSY)
+        self._busy[job_id] = _Busy(result, tries, again)
+
+    def _forget(self, job_id: int) -> None:
+        self._busy.pop(job_id, None)
+        self._sent_in_vain.discard(job_id)

@@ -1,0 +1,57 @@
+"""Jobs that run, and what is told about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from graphile_worker import events as event
+from graphile_worker.outcome import Completed, Failed, Interrupted
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from graphile_worker._db.exchange import Held
+    from graphile_worker.emitter import Events
+    from graphile_worker.outcome import Outcome
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A job that runs in a slot, or did."""
+
+    held: Held
+    slot: event.Worker
+    since: float
+    task: asyncio.Task[None] | None = None
+    duration: float = 0.0
+
+
+def tell_started(events: Events, run: Run) -> None:
+    """It is about to run."""
+    if events.wants(event.JobStart):
+        events.emit(event.JobStart(worker=run.slot, job=run.held.job))
+
+
+def tell_ended(events: Events, run: Run, outcome: Outcome) -> None:
+    """It came to this; nothing of it is recorded yet."""
+    job = run.held.job
+    match outcome:
+        case Completed():
+            if events.wants(event.JobSuccess):
+                events.emit(event.JobSuccess(worker=run.slot, job=job, duration=run.duration))
+        case Failed(error=error):
+            events.emit(event.JobFailure(worker=run.slot, job=job, error=error, duration=run.duration))
+            if job.attempts >= job.max_attempts:
+                events.emit(event.JobFailed(worker=run.slot, job=job, error=error, duration=run.duration))
+        case Interrupted():
+            events.emit(event.JobInterrupted(worker=run.slot, job=job, duration=run.duration))
+
+
+def tell_settled(
+    events: Events, run: Run, outcome: Outcome, kind: type[event.JobComplete | event.JobLost]
+) -> None:
+    """The database has been told."""
+    if events.wants(kind):
+        error = outcome.error if isinstance(outcome, Failed) else None
+        events.emit(kind(worker=run.slot, job=run.held.job, error=error, duration=run.duration))

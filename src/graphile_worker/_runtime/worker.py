@@ -1,0 +1,395 @@
+"""The worker: claims jobs for its slots, runs them, and has the database record what became of them.
+
+All of it happens in one loop of exchanges. While one is under way finished jobs gather for the next, so that
+under load few exchanges do much, and without load none waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from graphile_worker import events as event
+from graphile_worker._db.exchange import NOTHING, Wish
+from graphile_worker._runtime.exchanger import OutageError
+from graphile_worker._runtime.looks import Looks
+from graphile_worker._runtime.prefetch import Prefetched
+from graphile_worker._runtime.results import Results
+from graphile_worker._runtime.runs import Run, tell_ended, tell_settled, tell_started
+from graphile_worker._runtime.service import Service
+from graphile_worker._runtime.weather import Weather
+from graphile_worker.errors import ConfigurationError, GraphileWorkerError
+from graphile_worker.outcome import Completed, Failed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from graphile_worker._db.exchange import Held, Locked, QueueLock, Reply, Result
+    from graphile_worker._runtime.clock import Clock
+    from graphile_worker._runtime.exchanger import Exchanger
+    from graphile_worker._runtime.executor import Executor
+    from graphile_worker._runtime.flags import ForbiddenFlags
+    from graphile_worker.emitter import Events
+    from graphile_worker.events import WorkerPool
+    from graphile_worker.logs import ScopedLogger
+    from graphile_worker.options import WorkerOptions
+
+_RENEW_AFTER = 3600.0
+_HOUSEKEEPING = 60.0
+GIVE_UP_AFTER = 10.0
+"""Seconds for which a worker that stops waits for a database that does not answer."""
+
+
+class Worker(Service):
+    """See the module."""
+
+    name = "worker"
+
+    def __init__(
+        self,
+        *,
+        pool: WorkerPool,
+        options: WorkerOptions,
+        exchanger: Exchanger,
+        executor: Executor,
+        flags: ForbiddenFlags,
+        clock: Clock,
+        events: Events,
+        logger: ScopedLogger,
+    ) -> None:
+        super().__init__(logger)
+        self._pool = pool
+        self._options = options
+        self._exchanger = exchanger
+        self._executor = executor
+        self._flags = flags
+        self._clock = clock
+        self._events = events
+        self._once = options.once
+        self._looks = Looks(options.poll_interval)
+        self._prefetched = Prefetched()
+        self._prefetching = options.prefetch > 0
+        self._slots = [
+            event.Worker(f"{pool.id}-{number}", number) for number in range(options.concurrency, 0, -1)
+        ]
+        self._held: dict[int, Held] = {}
+        self._running: dict[int, Run] = {}
+        self._ended: dict[int, Run] = {}
+        self._results = Results()
+        self._weather = Weather(logger)
+        self._house_kept = monotonic()
+        flags.answered = self.look
+        self._stopping = False
+        self._interrupted = False
+        self._created = False
+        self._given_up = False
+        self._nothing_left = False
+        self.idle = asyncio.Event()
+        """Set when the worker was told to stop, or to end when nothing is left, and nothing is in hand."""
+        self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails with the error that the worker cannot go on after."""
+        self.done = 0
+        self.failed = 0
+
+    # From outside
+
+    async def connect(self) -> None:
+        """Connect for the first time; an error is the caller's."""
+        try:
+            self._adopt(await self._exchanger.connect())
+        except OutageError as outage:
+            raise outage.error or outage from None
+        self._created = True
+        for slot in reversed(self._slots):
+            self._events.emit(event.WorkerCreate(worker=slot, tasks=self._pool.tasks))
+        if self._prefetching:
+            self._events.emit(event.LocalQueueInit(worker_pool=self._pool, size=self._options.prefetch))
+
+    def look(self) -> None:
+        """There may be jobs."""
+        self._looks.wake()
+        self.wake()
+
+    def begin_stop(self) -> None:
+        """Claim nothing more, and give back what was not begun."""
+        if self._stopping:
+            return
+        self._stopping = True
+        for slot in (*reversed(self._slots), *(run.slot for run in self._running.values())):
+            self._events.emit(event.WorkerRelease(worker=slot))
+        self._give_back(self._prefetched.give_back(), mode="RELEASED")
+        self.wake()
+
+    def interrupt(self) -> None:
+        """Stop what runs."""
+        if self._interrupted:
+            return
+        self._interrupted = True
+        for run in self._running.values():
+            if run.task is not None:
+                run.task.cancel("the worker is stopping")
+
+    @property
+    def in_hand(self) -> Sequence[Held]:
+        """Jobs that are ours, and whose outcome is not recorded."""
+        return tuple(self._held.values())
+
+    @property
+    def running(self) -> Sequence[Held]:
+        """Jobs that run now."""
+        return tuple(run.held for run in self._running.values())
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the database answers."""
+        return self._weather.fair
+
+    async def end(self) -> None:
+        """Let the connection go, whether or not all is recorded."""
+        self._given_up = True
+        await self.stop()
+        await self._exchanger.disconnect()
+        error = self.fatal.exception() if self.fatal.done() else None
+        for slot in reversed(self._slots if self._created else ()):
+            self._events.emit(event.WorkerStop(worker=slot, error=error))
+
+    # The loop
+
+    async def _run(self) -> None:
+        try:
+            await super()._run()
+        except asyncio.CancelledError:
+            if not self.idle.is_set() and not self.fatal.done() and not self._given_up:
+                await self._save()
+            raise
+
+    async def _save(self) -> None:
+        """The event loop is being closed under us, and waits for us: what we hold would stay locked."""
+        self.begin_stop()
+        self.interrupt()
+        await self._exchanger.disconnect()
+        until = monotonic() + GIVE_UP_AFTER
+        while not self.idle.is_set() and not self.fatal.done() and monotonic() < until:
+            self._woken.clear()
+            delay = await self.tick()
+            await self._sleep(delay)
+        await self._exchanger.disconnect()
+
+    async def tick(self) -> float | None:
+        """One exchange, if there is a reason for one."""
+        if self._weather.pause:
+            return self._weather.pause
+        try:
+            return await self._tick()
+        except OutageError as outage:
+            self._weather.outage(outage)
+            return self._weather.pause
+        except GraphileWorkerError as error:
+            if not self.fatal.done():
+                self._events.emit(
+                    event.PoolFatalError(worker_pool=self._pool, error=error, action="exchange")
+                )
+                self.fatal.set_exception(error)
+            return None
+
+    async def _tick(self) -> float | None:
+        if self.fatal.done():
+            return None
+        if not self._exchanger.connected:
+            await self._reconnect()
+        self._expire()
+        await self._keep_house()
+        wish = await self._wish()
+        results = self._results.take()
+        if results or wish.wanted:
+            await self._exchange(results, wish)
+        self._check_idle()
+        return self._delay()
+
+    async def _exchange(self, results: list[Result], wish: Wish) -> None:
+        if wish.wanted and self._events.wants(event.WorkerGetJobStart):
+            self._events.emit(event.WorkerGetJobStart(worker=self._first_slot()))
+        sent = monotonic()
+        try:
+            reply = await self._exchanger.exchange(results, wish)
+        except BaseException as error:
+            # Cancelled only when the event loop is closed under us.
+            unknown = not isinstance(error, OutageError) or error.unknown
+            self._results.put_back(results, perhaps_recorded=unknown)
+            if wish.wanted:
+                self._looks.wake()
+                why = error.error if isinstance(error, OutageError) and error.error else error
+                self._events.emit(event.WorkerGetJobError(worker=self._first_slot(), error=why))
+            raise
+        self._weather.answered()
+        self._clock.observe(reply.now)
+        if results:
+            recorded, lost = self._results.sort_out(results, reply)
+            self._settle(recorded, event.JobComplete)
+            self._settle(lost, event.JobLost)
+        if wish.wanted:
+            self._looks.end(sent, wish, reply)
+            self._receive(wish, reply)
+
+    async def _wish(self) -> Wish:
+        wanted = self._room()
+        if wanted <= 0 or not (self._results or self._looks.due()):
+            return NOTHING
+        flags = await self._flags.current()
+        if flags is None:
+            # Nobody can say what is forbidden: nothing is claimed until somebody can.
+            if self._once and self._flags.error is not None:
+                raise ConfigurationError(f"forbidden_flags failed: {self._flags.error!r}.")
+            self._looks.postpone()
+            return NOTHING
+        if flags:
+            wanted = min(wanted, len(self._slots))
+        if self._stopping or wanted <= 0:
+            return NOTHING
+        return Wish(
+            wanted=wanted,
+            # Without prefetch a queue gives one job at a time: the next may run elsewhere.
+            run_length=max(1, self._options.prefetch) if not flags else 1,
+            forbidden_flags=flags or None,
+            as_of=self._clock.as_of,
+            mark=self._looks.begin(),
+            after_queue=self._looks.after_queue,
+        )
+
+    def _room(self) -> int:
+        """How many jobs we would take."""
+        if self._stopping:
+            return 0
+        ahead = self._options.prefetch if self._prefetching and self._flags.unused else 0
+        return self._options.concurrency + ahead - len(self._running) - len(self._prefetched)
+
+    def _delay(self) -> float | None:
+        """Seconds until there is something to do, if nobody wakes us."""
+        delays = [_HOUSEKEEPING]
+        if self._room() > 0:
+            delays.append(self._looks.delay)
+        if self._results:
+            delays.append(0.0)
+        now = monotonic()
+        if self._results.again is not None:
+            delays.append(self._results.again - now)
+        if self._prefetched.oldest is not None:
+            delays.append(self._prefetched.oldest + self._options.prefetch_ttl - now)
+        return max(0.0, min(delays))
+
+    def _check_idle(self) -> None:
+        if (self._stopping or (self._once and self._nothing_left)) and not self._held:
+            self.idle.set()
+
+    # Claimed jobs
+
+    def _receive(self, wish: Wish, reply: Reply) -> None:
+        if not reply.claimed and self._events.wants(event.WorkerGetJobEmpty):
+            self._events.emit(event.WorkerGetJobEmpty(worker=self._first_slot()))
+        self._nothing_left = not (reply.claimed or reply.contended or wish.mark) and not self._looks.due()
+        self._hold(reply.claimed)
+        if self._prefetching and reply.claimed:
+            jobs = [held.job for held in reply.claimed]
+            self._events.emit(event.LocalQueueGetJobsComplete(worker_pool=self._pool, jobs=jobs))
+        self._start_jobs()
+
+    def _hold(self, claimed: Iterable[Held]) -> None:
+        claimed = list(claimed)
+        self._held.update((held.job.id, held) for held in claimed)
+        self._prefetched.add(claimed)
+        if self._stopping:
+            self._give_back(self._prefetched.give_back(), mode="RELEASED")
+
+    def _start_jobs(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._slots and not self._stopping and (held := self._prefetched.take()) is not None:
+            run = Run(held, self._slots.pop(), monotonic())
+            self._running[held.job.id] = run
+            tell_started(self._events, run)
+            run.task = loop.create_task(self._run_job(run), context=self._executor.context())
+
+    async def _run_job(self, run: Run) -> None:
+        outcome = await self._executor.execute(run.held)
+        run.duration = monotonic() - run.since
+        run.task = None
+        job_id = run.held.job.id
+        del self._running[job_id]
+        self._ended[job_id] = run
+        self._slots.append(run.slot)
+        self._prefetching = self._options.prefetch > 0
+        self.done += isinstance(outcome, Completed)
+        self.failed += isinstance(outcome, Failed)
+        tell_ended(self._events, run, outcome)
+        self._results.add([self._prefetched.finish(run.held, outcome)])
+        self._start_jobs()
+        self.wake()
+
+    def _expire(self) -> None:
+        """Give back what has waited too long for a slot; and claim nothing ahead until one is free."""
+        oldest = self._prefetched.oldest
+        horizon = monotonic() - self._options.prefetch_ttl
+        if oldest is not None and oldest <= horizon:
+            self._prefetching = False
+            self._give_back(self._prefetched.give_back(claimed_before=horizon + 0.001), mode="TTL_EXPIRED")
+
+    def _give_back(self, results: list[Result], *, mode: str) -> None:
+        if results:
+            jobs = [result.held.job for result in results]
+            self._events.emit(event.LocalQueueReturnJobs(worker_pool=self._pool, jobs=jobs))
+            self._events.emit(
+                event.LocalQueueSetMode(worker_pool=self._pool, old_mode="WAITING", new_mode=mode)
+            )
+        self._results.add(results)
+
+    def _first_slot(self) -> event.Worker:
+        return self._slots[-1] if self._slots else next(iter(self._running.values())).slot
+
+    def _settle(self, results: Iterable[Result], kind: type[event.JobComplete | event.JobLost]) -> None:
+        for result in results:
+            job_id = result.held.job.id
+            self._held.pop(job_id, None)
+            run = self._ended.pop(job_id, None)  # none if it was given back without having run
+            if run is not None:
+                tell_settled(self._events, run, result.outcome, kind)
+
+    # Weather
+
+    async def _reconnect(self) -> None:
+        locked = await self._exchanger.connect()
+        spare = self._adopt(locked)
+        if spare:
+            await self._exchanger.unlock_queues(spare)
+        self._weather.answered()
+        self._looks.wake()
+
+    def _adopt(self, locked: Locked) -> list[int]:
+        """Take in hand what an exchange of which we got no answer claimed; returns queues to let go."""
+        found = {held.job.id: held for held in locked.jobs}
+        self._settle(self._results.confirm(found), event.JobComplete)
+        queues: dict[int, QueueLock] = {}
+        for job_id, held in self._held.items():
+            if job_id in found:
+                held.locked_at = found[job_id].locked_at
+            if held.queue is not None:
+                queues[held.queue.id] = held.queue
+        for queue_id, lock in queues.items():
+            lock.locked_at = locked.queues.get(queue_id, lock.locked_at)
+        adopted = [held for job_id, held in found.items() if job_id not in self._held]
+        self._hold(adopted)
+        self._start_jobs()
+        needed = queues.keys() | {held.queue.id for held in adopted if held.queue is not None}
+        return [queue_id for queue_id in locked.queues if queue_id not in needed]
+
+    async def _keep_house(self) -> None:
+        """Now and then: lock anew what has been ours for an hour, before anybody takes it for forgotten."""
+        if monotonic() - self._house_kept < _HOUSEKEEPING:
+            return
+        self._house_kept = monotonic()
+        await self._exchanger.refresh_tasks()
+        oldest = self._clock.database_now().timestamp() - _RENEW_AFTER
+        jobs = [held for held in self._held.values() if held.locked_at.timestamp() < oldest]
+        locks = {held.queue.id: held.queue for held in self._held.values() if held.queue is not None}
+        queues = [lock for lock in locks.values() if lock.locked_at.timestamp() < oldest]
+        if jobs or queues:
+            await self._exchanger.renew(jobs, queues)

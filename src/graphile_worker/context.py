@@ -1,0 +1,149 @@
+"""What a task can know and do beside its payload."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator
+    from contextlib import AbstractAsyncContextManager
+    from datetime import datetime
+
+    import asyncpg
+
+    from graphile_worker._db.connect import Connection
+    from graphile_worker.client import WorkerUtils
+    from graphile_worker.job import Job
+    from graphile_worker.logs import ScopedLogger
+
+T = TypeVar("T")
+
+
+class Stopping:
+    """Whether the worker is stopping: true or false, and something to wait for.
+
+    ``if ctx.stopping``, ``await ctx.stopping``, and on a thread ``ctx.stopping.wait(seconds)``.
+    """
+
+    def __init__(self) -> None:
+        self._for_threads = threading.Event()
+        self._for_tasks = asyncio.Event()
+
+    def __bool__(self) -> bool:
+        return self._for_threads.is_set()
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield from self._for_tasks.wait().__await__()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block this thread until then, or for so many seconds; whether it came to that."""
+        return self._for_threads.wait(timeout)
+
+    def set(self) -> None:
+        """It is. Called on the event loop, by the worker."""
+        self._for_threads.set()
+        self._for_tasks.set()
+
+
+class Surroundings:
+    """What all jobs of a worker share."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: str,
+        utils: WorkerUtils,
+        logger: ScopedLogger,
+        now: Callable[[], datetime],
+    ) -> None:
+        self.worker_id = worker_id
+        self.utils = utils
+        self.logger = logger
+        self.now = now
+        self.stopping = Stopping()
+        self.loop = asyncio.get_running_loop()
+
+
+class JobContext:
+    """The second argument of a task.
+
+    Attributes:
+        job: The job that runs.
+        add_job: Add a job, as `WorkerUtils.add_job` does.
+        add_jobs: Add many jobs, as `WorkerUtils.add_jobs` does.
+
+    Example:
+        >>> from graphile_worker import JobContext
+        >>> async def greet(payload: dict, ctx: JobContext) -> None:
+        ...     ctx.logger.info("attempt %s", ctx.job.attempts)
+        ...     await ctx.add_job("farewell", payload)
+    """
+
+    __slots__ = ("_surroundings", "add_job", "add_jobs", "job")
+
+    def __init__(self, job: Job, surroundings: Surroundings) -> None:
+        self.job = job
+        self._surroundings = surroundings
+        self.add_job = surroundings.utils.add_job
+        self.add_jobs = surroundings.utils.add_jobs
+
+    def __repr__(self) -> str:
+        return f"JobContext(job={self.job.id}, task={self.job.task_identifier!r})"
+
+    @property
+    def logger(self) -> ScopedLogger:
+        """A logger whose records name this job; `logger.scope(order=7)` adds more."""
+        return self._surroundings.logger.scope(
+            label="job", task_identifier=self.job.task_identifier, job_id=self.job.id
+        )
+
+    @property
+    def utils(self) -> WorkerUtils:
+        """All that `WorkerUtils` can do, on the worker's connections."""
+        return self._surroundings.utils
+
+    @property
+    def queue_name(self) -> str | None:
+        """The job's serial queue."""
+        return self.job.queue_name
+
+    @property
+    def stopping(self) -> Stopping:
+        """True once the worker is stopping; also to be awaited."""
+        return self._surroundings.stopping
+
+    @property
+    def worker_id(self) -> str:
+        """Who holds the job: its `locked_by`."""
+        return self._surroundings.worker_id
+
+    @property
+    def schema(self) -> str:
+        """The name of the schema."""
+        return self._surroundings.utils.schema
+
+    def now(self) -> datetime:
+        """The time as the queue sees it: the database's, or with `use_local_time` this machine's."""
+        return self._surroundings.now()
+
+    def connection(self) -> AbstractAsyncContextManager[Connection]:
+        """A connection of the worker's pool: ``async with ctx.connection() as connection``."""
+        return self.utils.lend_connection()
+
+    async def query(self, statement: str, *arguments: object) -> list[asyncpg.Record]:
+        """The rows of one statement."""
+        async with self.connection() as connection, connection.transaction():
+            return await connection.fetch(statement, *arguments)
+
+    def blocking(self, awaitable: Awaitable[T]) -> T:
+        """For a task that is a plain function: wait for what is awaitable here.
+
+        ``ctx.blocking(ctx.add_job("next"))`` runs on the worker's event loop while this thread waits.
+        """
+
+        async def waited() -> T:
+            return await awaitable
+
+        return asyncio.run_coroutine_threadsafe(waited(), self._surroundings.loop).result()

@@ -1,0 +1,91 @@
+"""`Events`: where listeners are added, and events sent."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from graphile_worker.errors import ConfigurationError
+from graphile_worker.events import EVENTS, Event
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Listener = Callable[[Any], object]
+
+E = TypeVar("E", bound=Event)
+logger = logging.getLogger("graphile_worker")
+
+
+class Events:
+    """Where listeners are added, and events sent.
+
+    Listeners are called at once, in the order in which they were added. They observe: what they return is
+    ignored, what they raise is logged.
+
+    Example:
+        >>> from graphile_worker import Events
+        >>> from graphile_worker.events import GracefulShutdown, Stop
+        >>> events = Events()
+        >>> heard = []
+        >>> _ = events.on(Stop, lambda event: heard.append(event.name))
+        >>> @events.on("gracefulShutdown")
+        ... def note(event):
+        ...     heard.append(event.signal)
+        >>> events.emit(Stop())
+        >>> events.emit(GracefulShutdown(signal="SIGTERM"))
+        >>> heard
+        ['stop', 'SIGTERM']
+    """
+
+    def __init__(self) -> None:
+        self._listeners: dict[str, tuple[Listener, ...]] = {}
+
+    @overload
+    def on(self, event: type[E], listener: Callable[[E], object]) -> Callable[[E], object]: ...
+
+    @overload
+    def on(self, event: str, listener: Listener) -> Listener: ...
+
+    @overload
+    def on(self, event: type[Event] | str) -> Callable[[Listener], Listener]: ...
+
+    def on(self, event: type[Event] | str, listener: Listener | None = None) -> Any:
+        """Call the listener with each such event; ``"*"`` and `Event` mean all. Also a decorator."""
+        if listener is None:
+            return lambda decorated: self.on(event, decorated)
+        if inspect.iscoroutinefunction(listener):
+            raise ConfigurationError(
+                "A listener is a plain function. In it, asyncio.create_task can start what takes longer."
+            )
+        name = _name(event)
+        self._listeners[name] = (*self._listeners.get(name, ()), listener)
+        return listener
+
+    def off(self, event: type[Event] | str, listener: Listener) -> None:
+        """Do not call that listener any more."""
+        name = _name(event)
+        self._listeners[name] = tuple(
+            known for known in self._listeners.get(name, ()) if known is not listener
+        )
+
+    def wants(self, event: type[Event]) -> bool:
+        """Whether anybody listens: if not, there is no need to make the event."""
+        return bool(self._listeners.get(event.name) or self._listeners.get("*"))
+
+    def emit(self, event: Event) -> None:
+        """Tell all who listen. Nothing that they raise gets out of here."""
+        for listener in (*self._listeners.get(event.name, ()), *self._listeners.get("*", ())):
+            try:
+                listener(event)
+            except (Exception, asyncio.CancelledError):
+                logger.exception("A listener of %r failed", event.name)
+
+
+def _name(event: type[Event] | str) -> str:
+    name = event if isinstance(event, str) else event.name
+    if name not in EVENTS and name != "*":
+        raise ConfigurationError(f"There is no event {name!r}. There are: {', '.join(EVENTS)}.")
+    return name

@@ -1,0 +1,337 @@
+"""What a worker tells those who watch it: a class for each event.
+
+The `name` of an event is the one it has in Graphile Worker.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from graphile_worker.job import Job
+
+
+class WorkerPool(msgspec.Struct, frozen=True):
+    """One worker process, or rather one call of `run`: what holds the locks of jobs."""
+
+    id: str
+    """As in the column locked_by."""
+    schema: str
+    concurrency: int
+    tasks: tuple[str, ...]
+
+
+class Worker(msgspec.Struct, frozen=True):
+    """One slot of a pool: it runs one job at a time."""
+
+    id: str
+    number: int
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all events."""
+
+    name: ClassVar[str] = "*"
+
+
+class _PoolEvent(Event, frozen=True, kw_only=True):
+    worker_pool: WorkerPool
+
+
+class PoolCreate(_PoolEvent, frozen=True, kw_only=True):
+    """A worker begins."""
+
+    name: ClassVar[str] = "pool:create"
+
+
+class PoolListenConnecting(_PoolEvent, frozen=True, kw_only=True):
+    """It is about to connect in order to listen, after so many attempts in vain."""
+
+    name: ClassVar[str] = "pool:listen:connecting"
+    attempts: int
+
+
+class PoolListenSuccess(_PoolEvent, frozen=True, kw_only=True):
+    """It listens. `client` is the driver's connection; leave it alone."""
+
+    name: ClassVar[str] = "pool:listen:success"
+    client: Any
+
+
+class PoolListenError(_PoolEvent, frozen=True, kw_only=True):
+    """It cannot listen, or not any more."""
+
+    name: ClassVar[str] = "pool:listen:error"
+    error: BaseException
+
+
+class PoolListenNotification(_PoolEvent, frozen=True, kw_only=True):
+    """It heard something."""
+
+    name: ClassVar[str] = "pool:listen:notification"
+    channel: str
+    message: str
+    client: Any
+
+
+class PoolListenRelease(_PoolEvent, frozen=True, kw_only=True):
+    """It let the listening connection go."""
+
+    name: ClassVar[str] = "pool:listen:release"
+    client: Any
+
+
+class PoolFatalError(_PoolEvent, frozen=True, kw_only=True):
+    """An error that it cannot go on after; `action` is what it was doing."""
+
+    name: ClassVar[str] = "pool:fatalError"
+    error: BaseException
+    action: str
+
+
+class PoolRelease(_PoolEvent, frozen=True, kw_only=True):
+    """It ended."""
+
+    name: ClassVar[str] = "pool:release"
+
+
+class PoolGracefulShutdown(_PoolEvent, frozen=True, kw_only=True):
+    """It claims nothing more, and waits for what runs."""
+
+    name: ClassVar[str] = "pool:gracefulShutdown"
+    message: str
+
+
+class PoolGracefulShutdownComplete(_PoolEvent, frozen=True, kw_only=True):
+    """All is recorded."""
+
+    name: ClassVar[str] = "pool:gracefulShutdown:complete"
+
+
+class PoolGracefulShutdownError(_PoolEvent, frozen=True, kw_only=True):
+    """Not all could be recorded."""
+
+    name: ClassVar[str] = "pool:gracefulShutdown:error"
+    error: BaseException
+
+
+class PoolGracefulShutdownWorkerError(_PoolEvent, frozen=True, kw_only=True):
+    """The result of this job could not be recorded."""
+
+    name: ClassVar[str] = "pool:gracefulShutdown:workerError"
+    error: BaseException
+    job: Job
+
+
+class PoolForcefulShutdown(_PoolEvent, frozen=True, kw_only=True):
+    """It interrupts the jobs that run."""
+
+    name: ClassVar[str] = "pool:forcefulShutdown"
+    message: str
+
+
+class PoolForcefulShutdownComplete(_PoolEvent, frozen=True, kw_only=True):
+    """All that was interrupted is recorded."""
+
+    name: ClassVar[str] = "pool:forcefulShutdown:complete"
+
+
+class PoolForcefulShutdownError(_PoolEvent, frozen=True, kw_only=True):
+    """Not all that was interrupted could be recorded."""
+
+    name: ClassVar[str] = "pool:forcefulShutdown:error"
+    error: BaseException
+
+
+class LocalQueueInit(_PoolEvent, frozen=True, kw_only=True):
+    """Prefetch is on."""
+
+    name: ClassVar[str] = "localQueue:init"
+    size: int
+
+
+class LocalQueueSetMode(_PoolEvent, frozen=True, kw_only=True):
+    """What becomes of prefetched jobs: ``WAITING`` for a slot, ``TTL_EXPIRED``, ``RELEASED``."""
+
+    name: ClassVar[str] = "localQueue:setMode"
+    old_mode: str
+    new_mode: str
+
+
+class LocalQueueGetJobsComplete(_PoolEvent, frozen=True, kw_only=True):
+    """Jobs were claimed ahead."""
+
+    name: ClassVar[str] = "localQueue:getJobs:complete"
+    jobs: Sequence[Job]
+
+
+class LocalQueueReturnJobs(_PoolEvent, frozen=True, kw_only=True):
+    """Jobs that were claimed ahead are given back."""
+
+    name: ClassVar[str] = "localQueue:returnJobs"
+    jobs: Sequence[Job]
+
+
+class _WorkerEvent(Event, frozen=True, kw_only=True):
+    worker: Worker
+
+
+class WorkerCreate(_WorkerEvent, frozen=True, kw_only=True):
+    """A slot is there."""
+
+    name: ClassVar[str] = "worker:create"
+    tasks: Sequence[str]
+
+
+class WorkerRelease(_WorkerEvent, frozen=True, kw_only=True):
+    """A slot gets no more jobs."""
+
+    name: ClassVar[str] = "worker:release"
+
+
+class WorkerStop(_WorkerEvent, frozen=True, kw_only=True):
+    """A slot is gone."""
+
+    name: ClassVar[str] = "worker:stop"
+    error: BaseException | None = None
+
+
+class WorkerGetJobStart(_WorkerEvent, frozen=True, kw_only=True):
+    """The database is asked for jobs: once an exchange, for all free slots; `worker` is the first of them."""
+
+    name: ClassVar[str] = "worker:getJob:start"
+
+
+class WorkerGetJobError(_WorkerEvent, frozen=True, kw_only=True):
+    """It could not be asked; it will be, later."""
+
+    name: ClassVar[str] = "worker:getJob:error"
+    error: BaseException
+
+
+class WorkerGetJobEmpty(_WorkerEvent, frozen=True, kw_only=True):
+    """There was none."""
+
+    name: ClassVar[str] = "worker:getJob:empty"
+
+
+class WorkerFatalError(_WorkerEvent, frozen=True, kw_only=True):
+    """The result of a job cannot be recorded; `job_error` is what the job itself failed with, if it did."""
+
+    name: ClassVar[str] = "worker:fatalError"
+    error: BaseException
+    job_error: BaseException | None
+
+
+class _JobEvent(_WorkerEvent, frozen=True, kw_only=True):
+    job: Job
+
+
+class JobStart(_JobEvent, frozen=True, kw_only=True):
+    """A job is about to run."""
+
+    name: ClassVar[str] = "job:start"
+
+
+class JobSuccess(_JobEvent, frozen=True, kw_only=True):
+    """It returned. Not recorded yet: see `JobComplete`."""
+
+    name: ClassVar[str] = "job:success"
+    duration: float
+
+
+class JobFailure(_JobEvent, frozen=True, kw_only=True):
+    """It raised."""
+
+    name: ClassVar[str] = "job:error"
+    error: BaseException
+    duration: float
+    batch_job_errors: Sequence[BaseException] | None = None
+
+
+class JobFailed(_JobEvent, frozen=True, kw_only=True):
+    """It raised, and it was its last attempt."""
+
+    name: ClassVar[str] = "job:failed"
+    error: BaseException
+    duration: float
+    batch_job_errors: Sequence[BaseException] | None = None
+
+
+class JobInterrupted(_JobEvent, frozen=True, kw_only=True):
+    """The worker stopped it; its attempt is given back."""
+
+    name: ClassVar[str] = "job:interrupted"
+    duration: float
+
+
+class JobComplete(_JobEvent, frozen=True, kw_only=True):
+    """What became of it is recorded in the database; `error` if it failed."""
+
+    name: ClassVar[str] = "job:complete"
+    error: BaseException | None
+    duration: float
+
+
+class JobLost(_JobEvent, frozen=True, kw_only=True):
+    """What became of it was not recorded: somebody else had freed it, and it will run again, or has."""
+
+    name: ClassVar[str] = "job:lost"
+    error: BaseException | None
+    duration: float
+
+
+class ResetLockedStarted(_PoolEvent, frozen=True, kw_only=True):
+    """Locks older than four hours are looked for."""
+
+    name: ClassVar[str] = "resetLocked:started"
+
+
+class ResetLockedSuccess(_PoolEvent, frozen=True, kw_only=True):
+    """They are freed; again in `delay` seconds, if not None."""
+
+    name: ClassVar[str] = "resetLocked:success"
+    delay: float | None
+
+
+class ResetLockedFailure(_PoolEvent, frozen=True, kw_only=True):
+    """They could not be; again in `delay` seconds, if not None."""
+
+    name: ClassVar[str] = "resetLocked:failure"
+    delay: float | None
+    error: BaseException
+
+
+class GracefulShutdown(Event, frozen=True, kw_only=True):
+    """A first signal arrived."""
+
+    name: ClassVar[str] = "gracefulShutdown"
+    signal: str
+
+
+class ForcefulShutdown(Event, frozen=True, kw_only=True):
+    """A second signal arrived."""
+
+    name: ClassVar[str] = "forcefulShutdown"
+    signal: str
+
+
+class Stop(Event, frozen=True, kw_only=True):
+    """The runner is stopping."""
+
+    name: ClassVar[str] = "stop"
+
+
+def _all_events(base: type[Event] = Event) -> dict[str, type[Event]]:
+    found = {} if base.__name__.startswith("_") or base is Event else {base.name: base}
+    for derived in base.__subclasses__():
+        found |= _all_events(derived)
+    return found
+
+
+EVENTS = _all_events()
+"""All events by name."""

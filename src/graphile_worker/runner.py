@@ -1,0 +1,144 @@
+"""`run` and `run_once`: a worker in this process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from graphile_worker._runtime.lifecycle import Drained, Runner
+from graphile_worker.options import WorkerOptions
+
+__all__ = ["Drained", "Runner", "run", "run_once"]
+
+if TYPE_CHECKING:
+    import asyncpg
+
+    from graphile_worker._runtime.executor import Tasks
+    from graphile_worker.emitter import Events
+    from graphile_worker.logs import AnyLogger
+    from graphile_worker.options import Duration, FlagsOption
+
+
+async def run(
+    tasks: Tasks,
+    dsn: str | None = None,
+    *,
+    pool: asyncpg.Pool | None = None,
+    schema: str | None = None,
+    concurrency: int = 1,
+    max_pool_size: int = 10,
+    poll_interval: Duration = 2.0,
+    listen: bool = True,
+    listen_dsn: str | None = None,
+    prefetch: int = 0,
+    prefetch_ttl: Duration = 300.0,
+    forbidden_flags: FlagsOption = None,
+    use_local_time: bool = False,
+    interrupted_delay: Duration = 0.0,
+    shutdown_grace: Duration = 5.0,
+    min_reset_locked_interval: Duration = 480.0,
+    max_reset_locked_interval: Duration = 600.0,
+    handle_signals: bool = True,
+    migrate: bool = True,
+    prepared_statements: bool = True,
+    events: Events | None = None,
+    logger: AnyLogger | None = None,
+) -> Runner:
+    """Start a worker in this event loop; returns once it listens.
+
+    Args:
+        tasks: The function for each task identifier, called with ``(payload)`` or ``(payload, ctx)``. An
+            ``async def`` runs on the event loop, a ``def`` on a thread.
+        dsn: The connection string; by default ``DATABASE_URL``, or the ``PG*`` variables.
+        pool: A pool of asyncpg's in place of `dsn`. The worker keeps two of its connections; it is not
+            closed.
+        schema: The schema's name; by default ``GRAPHILE_WORKER_SCHEMA``, or ``graphile_worker``.
+        concurrency: How many jobs run at once.
+        max_pool_size: How many connections tasks may use at once; the worker itself has two more.
+        poll_interval: How often to look for jobs when nothing tells that there are any.
+        listen: Off to only poll.
+        listen_dsn: Where to listen, if `dsn` goes through a pooler that does not bring notifications.
+        prefetch: How many jobs to claim beyond the free slots.
+        prefetch_ttl: After how long jobs that were claimed ahead and not started are given back.
+        forbidden_flags: Leave jobs with any of these flags alone: a list, or a function that returns one each
+            time that jobs are claimed.
+        use_local_time: Take "now" from this machine's clock and not from the database's.
+        interrupted_delay: After how long a job that was interrupted at shutdown is available again.
+        shutdown_grace: How long running jobs have after a signal before they are interrupted.
+        min_reset_locked_interval: How often, at most, locks older than four hours are freed.
+        max_reset_locked_interval: How often, at least.
+        handle_signals: Stop at SIGINT, SIGTERM, SIGHUP and SIGUSR2; afterwards the signal takes its usual
+            course.
+        migrate: Off if the schema is installed by somebody else.
+        prepared_statements: Off for a PgBouncer in transaction mode.
+        events: An emitter to which listeners were added already, to hear of the start too.
+        logger: Where to log; by default the logger ``graphile_worker``.
+
+    Raises:
+        ConfigurationError: An argument is wrong, or there are no tasks.
+        DatabaseError: The database cannot be reached, or the schema cannot be installed.
+
+    Example:
+        >>> import asyncio
+        >>> from graphile_worker import quick_add_job, run
+        >>> async def hello(payload):
+        ...     print(f"Hello, {payload['name']}")
+        ...     done.set()
+        >>> async def main():
+        ...     global done
+        ...     done = asyncio.Event()
+        ...     async with await run({"hello": hello}, dsn, concurrency=10) as runner:
+        ...         await runner.add_job("hello", {"name": "Bobby Tables"})
+        ...         await done.wait()
+        >>> asyncio.run(main())
+        Hello, Bobby Tables
+    """
+    given = dict(locals())
+    runner = Runner(given.pop("tasks"), WorkerOptions.of(**given))
+    await runner.start()
+    return runner
+
+
+async def run_once(
+    tasks: Tasks,
+    dsn: str | None = None,
+    *,
+    pool: asyncpg.Pool | None = None,
+    schema: str | None = None,
+    concurrency: int = 1,
+    max_pool_size: int = 10,
+    prefetch: int = 0,
+    prefetch_ttl: Duration = 300.0,
+    forbidden_flags: FlagsOption = None,
+    use_local_time: bool = False,
+    interrupted_delay: Duration = 0.0,
+    shutdown_grace: Duration = 5.0,
+    handle_signals: bool = True,
+    migrate: bool = True,
+    prepared_statements: bool = True,
+    events: Events | None = None,
+    logger: AnyLogger | None = None,
+) -> Drained:
+    """Run all jobs that can run now, and those that they add; returns how many were done and how many failed.
+
+    A job that fails is no error here. The arguments are those of `run`.
+
+    Example:
+        >>> import asyncio
+        >>> from graphile_worker import quick_add_job, run_once
+        >>> async def main():
+        ...     await run_once({"hello": print}, dsn)
+        ...     await quick_add_job("hello", [1, 2], dsn=dsn)
+        ...     return await run_once({"hello": lambda payload: print(payload)}, dsn)
+        >>> asyncio.run(main())
+        [1, 2]
+        Drained(done=1, failed=0)
+    """
+    given = dict(locals())
+    runner = Runner(given.pop("tasks"), WorkerOptions.of(**given, listen=False, once=True))
+    await runner.start()
+    try:
+        await runner.wait()
+    finally:
+        # Waiting was cancelled: then what runs is interrupted as by a signal.
+        await runner.stop(grace=shutdown_grace)
+    return runner.drained
