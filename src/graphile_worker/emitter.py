@@ -67,9 +67,7 @@ class Events:
     def off(self, event: type[Event] | str, listener: Listener) -> None:
         """Do not call that listener any more."""
         name = _name(event)
-        self._listeners[name] = tuple(
-            known for known in self._listeners.get(name, ()) if known is not listener
-        )
+        self._listeners[name] = tuple(known for known in self._listeners.get(name, ()) if known != listener)
 
     def wants(self, event: type[Event]) -> bool:
         """Whether anybody listens: if not, there is no need to make the event."""

@@ -93,6 +93,10 @@ class Executor:
         """The context variables that a job starts with: those of whoever started the worker."""
         return self._context.copy()
 
+    def close(self) -> None:
+        """Nothing more will run."""
+        self._threads.close()
+
     async def execute(self, held: Held) -> Outcome:
         """Run the job to its end. Whatever is raised belongs to this job alone."""
         try:

@@ -1,4 +1,4 @@
-"""A line for each job that ends."""
+"""A line when a worker connects, and one for each job that ends."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from graphile_worker import events as event
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from graphile_worker.emitter import Events
     from graphile_worker.logs import ScopedLogger
 
@@ -23,15 +25,24 @@ class JobLog:
         self._second = 0
         self._said = 0
         self._unsaid = 0
-        if not os.environ.get("NO_LOG_SUCCESS"):
+        self._silent = bool(os.environ.get("NO_LOG_SUCCESS"))
+        if not self._silent:
             events.on(event.JobComplete, self._complete)
         events.on(event.JobFailure, self._failure)
         events.on(event.JobInterrupted, self._interrupted)
         events.on(event.JobLost, self._lost)
         self._events = events
 
+    def connected(self, tasks: Iterable[str]) -> None:
+        """The worker begins."""
+        if not self._silent:
+            self._logger.scope(label="worker").info(
+                "Worker connected, and looking for jobs of: %s", ", ".join(tasks)
+            )
+
     def close(self) -> None:
-        """Listen no more: the emitter may be the caller's."""
+        """Say what was not said, and listen no more: the emitter may be the caller's."""
+        self._catch_up()
         self._events.off(event.JobComplete, self._complete)
         self._events.off(event.JobFailure, self._failure)
         self._events.off(event.JobInterrupted, self._interrupted)
@@ -42,9 +53,8 @@ class JobLog:
             return
         second = int(monotonic())
         if second != self._second:
-            if self._unsaid:
-                self._logger.info("Completed %d more jobs", self._unsaid)
-            self._second, self._said, self._unsaid = second, 0, 0
+            self._catch_up()
+            self._second, self._said = second, 0
         if self._said >= _MOST_PER_SECOND:
             self._unsaid += 1
             return
@@ -59,6 +69,11 @@ class JobLog:
             tries,
             extra=_about(done),
         )
+
+    def _catch_up(self) -> None:
+        if self._unsaid:
+            self._logger.info("Completed %d more jobs", self._unsaid)
+        self._unsaid = 0
 
     def _failure(self, failed: event.JobFailure) -> None:
         job = failed.job

@@ -148,7 +148,7 @@ class Runner:
         await self._worker.connect()
         if self._options.once:
             await self._stale_locks.unlock()
-        self.logger.info("Worker connected, and looking for jobs of: %s", ", ".join(self._pool.tasks))
+        self._job_log.connected(self._pool.tasks)
         self._watching = asyncio.create_task(self._watch(), name="graphile-worker runner")
         if self._options.handle_signals:
             self._signals.subscribe()

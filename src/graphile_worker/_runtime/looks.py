@@ -15,8 +15,9 @@ _JITTER = 0.2
 _SHORTEST_CONTENDED = 0.001
 _LONGEST_CONTENDED = 0.5
 _FULL_LOOK_INTERVAL = 0.1
-_CHEAP = 0.002
+_CHEAP = 0.005
 _CHEAP_PER_JOB = 0.000_05
+_SLOW_LOOKS = 3
 
 
 class Looks:
@@ -33,6 +34,7 @@ class Looks:
         self._contended = 0
         self._mark: Position | None = None
         self._full_look = 0.0
+        self._slow_looks = 0
         self.after_queue = 0
 
     def wake(self) -> None:
@@ -75,10 +77,11 @@ class Looks:
         self.after_queue = reply.next_queue
         if wish.mark is None:
             self._full_look = now
+            slow = reply.cost > _CHEAP + _CHEAP_PER_JOB * len(reply.claimed)
+            self._slow_looks = self._slow_looks + 1 if slow else 0
         full = len(reply.claimed) >= wish.wanted
-        slow = reply.cost > _CHEAP + _CHEAP_PER_JOB * len(reply.claimed)
         self._mark = None
-        if full and (slow or wish.mark is not None):
+        if full and self._slow_looks >= _SLOW_LOOKS:
             last = reply.claimed[-1]
             self._mark = max(Position(*last.order), wish.mark or Position(*last.order))
         if full:

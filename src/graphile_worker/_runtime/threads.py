@@ -32,9 +32,10 @@ class Threads:
     """
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[_Call] = SimpleQueue()
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
+        self._closed = False
         self._numbers = itertools.count(1)
 
     def run(self, context: Context, function: Callable[..., Any], *arguments: object) -> asyncio.Future[Any]:
@@ -50,6 +51,14 @@ class Threads:
             self._calls.put(call)
         return call.future
 
+    def close(self) -> None:
+        """Let threads that have nothing to do end; the others do when they have ended their work."""
+        with self._lock:
+            self._closed = True
+            for _ in range(self._idle):
+                self._calls.put(None)
+            self._idle = 0
+
     def _work(self) -> None:
         while True:
             try:
@@ -61,9 +70,13 @@ class Threads:
                         self._idle -= 1
                         return
                 continue
+            if call is None:
+                return
             self._do(call)
-            del call
+            del call  # or it would be kept until the next one
             with self._lock:
+                if self._closed:
+                    return
                 self._idle += 1
 
     @staticmethod

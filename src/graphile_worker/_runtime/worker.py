@@ -150,6 +150,7 @@ class Worker(Service):
         self._given_up = True
         await self.stop()
         await self._exchanger.disconnect()
+        self._executor.close()
         error = self.fatal.exception() if self.fatal.done() else None
         for slot in reversed(self._slots if self._created else ()):
             self._events.emit(event.WorkerStop(worker=slot, error=error))

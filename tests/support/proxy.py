@@ -1,0 +1,108 @@
+"""A proxy between a worker and the server, that cuts connections where a test wants it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+
+class Proxy:
+    """Forwards bytes; `cut_when` decides by what passes whether to cut the connection.
+
+    It is called with the direction ("query" or "reply") and the bytes, before they are passed on. True drops
+    them and cuts; "after" passes them on and then cuts.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host = host
+        self._port = port
+        self._server: asyncio.Server | None = None
+        self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.cut_when: Callable[[str, bytes], bool | str] = lambda _direction, _data: False
+        self.refusing = False
+        self.cuts = 0
+
+    async def start(self) -> int:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.cut_all()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def cut_all(self) -> None:
+        for pair in list(self._pairs):
+            self._cut(pair)
+
+    def _cut(self, pair: tuple[asyncio.StreamWriter, asyncio.StreamWriter]) -> None:
+        self.cuts += 1
+        self._pairs.discard(pair)
+        for writer in pair:
+            writer.transport.abort()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refusing:
+            writer.transport.abort()
+            return
+        if self._host.startswith("/"):
+            path = f"{self._host}/.s.PGSQL.{self._port}"
+            server_reader, server_writer = await asyncio.open_unix_connection(path)
+        else:
+            server_reader, server_writer = await asyncio.open_connection(self._host, self._port)
+        pair = (writer, server_writer)
+        self._pairs.add(pair)
+        for direction, source, sink in (
+            ("query", reader, server_writer),
+            ("reply", server_reader, writer),
+        ):
+            task = asyncio.create_task(self._pump(direction, source, sink, pair))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _pump(
+        self,
+        direction: str,
+        source: asyncio.StreamReader,
+        sink: asyncio.StreamWriter,
+        pair: tuple[asyncio.StreamWriter, asyncio.StreamWriter],
+    ) -> None:
+        with suppress(ConnectionError):
+            while data := await source.read(65536):
+                decision = self.cut_when(direction, data)
+                if decision is True:
+                    self._cut(pair)
+                    return
+                sink.write(data)
+                await sink.drain()
+                if decision == "after":
+                    self._cut(pair)
+                    return
+        self._pairs.discard(pair)
+        for writer in pair:
+            writer.close()
+
+
+@asynccontextmanager
+async def proxied(dsn: str) -> AsyncIterator[tuple[Proxy, str]]:
+    """A proxy, and the connection string that goes through it."""
+    parts = urlsplit(dsn)
+    query = {key: values[0] for key, values in parse_qs(parts.query).items()}
+    host = query.pop("host", None) or parts.hostname or "localhost"
+    port = int(query.pop("port", None) or parts.port or 5432)
+    proxy = Proxy(host, port)
+    local = await proxy.start()
+    user = f"{parts.username or 'postgres'}" + (f":{parts.password}" if parts.password else "")
+    query["sslmode"] = "disable"
+    yield proxy, urlunsplit(("postgresql", f"{user}@127.0.0.1:{local}", parts.path, urlencode(query), ""))
+    await proxy.stop()
