@@ -33,7 +33,9 @@ def held(job_id: int) -> Held:
 
 def look(looks: Looks, reply: Reply, wish: Wish = ONE) -> Position | None:
     mark = looks.begin()
-    looks.end(module.monotonic(), wish if mark is None else Wish(wanted=wish.wanted, mark=mark), reply)
+    looks.end(
+        vars(module)["monotonic"](), wish if mark is None else Wish(wanted=wish.wanted, mark=mark), reply
+    )
     return mark
 
 

@@ -169,7 +169,9 @@ def _change(job: Job, outcome: Outcome) -> dict[str, object]:
     match outcome:
         case Failed(error=error):
             return {"id": job.id, "action": "fail", "error": describe_error(error)}
-        case Interrupted(delay=delay):
+        case Interrupted() | Returned():
+            # Without a delay it keeps its run_at, and with it its place among the others.
+            delay = (isinstance(outcome, Interrupted) and outcome.delay) or None
             return {
                 "id": job.id,
                 "action": "return",
@@ -177,8 +179,6 @@ def _change(job: Job, outcome: Outcome) -> dict[str, object]:
                 "attempts": job.attempts,
                 "key": job.key,
             }
-        case Returned():
-            return {"id": job.id, "action": "return", "delay": None, "attempts": job.attempts, "key": job.key}
         case Completed():
             raise AssertionError("completed jobs are not changed but deleted")
 

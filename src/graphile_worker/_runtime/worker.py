@@ -171,9 +171,11 @@ class Worker(Service):
         self.interrupt()
         await self._exchanger.disconnect()
         until = monotonic() + GIVE_UP_AFTER
-        while not self.idle.is_set() and not self.fatal.done() and monotonic() < until:
+        while monotonic() < until:
             self._woken.clear()
             delay = await self.tick()
+            if self.idle.is_set() or self.fatal.done():
+                break
             await self._sleep(delay)
         await self._exchanger.disconnect()
 

@@ -1,0 +1,556 @@
+"""A worker that stops loses nothing and leaves nothing locked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from graphile_worker import (
+    DatabaseError,
+    JobContext,
+    JobSpec,
+    SchemaMissingError,
+    ShutdownError,
+    WorkerUtils,
+    run,
+    run_once,
+)
+from graphile_worker._runtime import lifecycle
+from support.jobs import add, count, get
+from support.proxy import proxied
+from support.waiting import until
+from support.workers import Gate, Heard, locked, nothing, running
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+async def existing(db: asyncpg.Connection, job_id: int) -> asyncpg.Record:
+    row = await get(db, job_id)
+    assert row is not None
+    return row
+
+
+class TestStop:
+    @pytest.mark.parametrize("fails", [False, True])
+    async def test_it_waits_for_what_runs_and_records_it(
+        self, db: asyncpg.Connection, database: str, fails: bool
+    ) -> None:
+        """Graphile Worker leaves such a job locked, and runs it again four hours later."""
+        heard, gate = Heard(), Gate()
+
+        async def task(payload: Any) -> None:
+            await gate(payload)
+            if fails:
+                raise ValueError("failed while stopping")
+
+        runner = await run({"task": task}, database, events=heard.events, handle_signals=False)
+        job = await runner.add_job("task", queue_name="q")
+        await gate.until_begun()
+        stopping = asyncio.create_task(runner.stop())
+        await heard.until("pool:gracefulShutdown")
+        assert not stopping.done()
+        gate.open()
+        await stopping
+
+        assert await locked(db) == []
+        row = await get(db, job.id)
+        assert (row is not None) == fails
+        assert row is None or row["last_error"] == "failed while stopping"
+        assert heard.counts["job:complete"] == 1
+
+    async def test_it_may_be_called_again_and_by_several(self, database: str) -> None:
+        heard, gate = Heard(), Gate()
+        runner = await run({"task": gate}, database, events=heard.events, handle_signals=False)
+        await runner.add_job("task")
+        await gate.until_begun()
+        stopping = [asyncio.create_task(runner.stop()) for _ in range(3)]
+        await heard.until("stop")
+        gate.open()
+        await asyncio.gather(*stopping)
+        await runner.stop()
+        await runner.wait()
+        assert heard.counts["stop"] == heard.counts["pool:release"] == 1
+
+    async def test_nothing_is_claimed_any_more(self, db: asyncpg.Connection, database: str) -> None:
+        heard, gate = Heard(), Gate()
+        runner = await run({"task": gate}, database, events=heard.events, handle_signals=False, concurrency=2)
+        await runner.add_job("task", 1)
+        await gate.until_begun()
+        stopping = asyncio.create_task(runner.stop())
+        await heard.until("stop")
+        await add(db, payload=2)
+        gate.open()
+        await stopping
+        assert gate.begun == [1]
+
+    async def test_what_was_claimed_ahead_is_given_back(self, db: asyncpg.Connection, database: str) -> None:
+        heard, gate = Heard(), Gate()
+        runner = await run({"task": gate}, database, events=heard.events, handle_signals=False, prefetch=10)
+        await runner.utils.add_jobs(JobSpec("task", n, queue_name=f"q{n % 2}") for n in range(8))
+        await gate.until_begun()
+        stopping = asyncio.create_task(runner.stop())
+        await heard.until("stop")
+        gate.open()
+        await stopping
+        assert await locked(db) == []
+        rows = await db.fetch("select attempts from graphile_worker._private_jobs")
+        assert [row["attempts"] for row in rows] == [0] * 7
+
+    async def test_after_the_grace_async_jobs_are_cancelled_and_will_run_again(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        heard, gate = Heard(), Gate()
+        runner = await run({"task": gate}, database, events=heard.events, handle_signals=False)
+        job = await runner.add_job("task", queue_name="q")
+        await gate.until_begun()
+        await runner.stop(grace=0.01)
+        row = await existing(db, job.id)
+        assert (row["attempts"], row["last_error"], row["is_available"]) == (0, None, True)
+        assert row["run_at"] == job.run_at
+        assert await locked(db) == []
+        assert gate.cancelled == [{}]
+        assert heard.counts["job:interrupted"] == heard.counts["pool:forcefulShutdown"] == 1
+        assert heard.counts["job:error"] == 0
+
+    async def test_an_interrupted_job_can_be_delayed(self, db: asyncpg.Connection, database: str) -> None:
+        gate = Gate()
+        runner = await run({"task": gate}, database, handle_signals=False, interrupted_delay=60)
+        job = await runner.add_job("task")
+        await gate.until_begun()
+        await runner.stop(grace=0)
+        row = await existing(db, job.id)
+        assert 55 < (row["run_at"] - job.run_at).total_seconds() < 80
+
+    async def test_a_task_can_see_it_coming(self, database: str) -> None:
+        heard, seen = Heard(), list[str]()
+
+        async def asynchronous(_payload: Any, ctx: JobContext) -> None:
+            await ctx.stopping
+            seen.append("async")
+
+        def plain(_payload: Any, ctx: JobContext) -> None:
+            assert ctx.stopping.wait(20)
+            seen.append("plain")
+
+        runner = await run(
+            {"async": asynchronous, "plain": plain},
+            database,
+            events=heard.events,
+            handle_signals=False,
+            concurrency=2,
+        )
+        await runner.add_job("async")
+        await runner.add_job("plain")
+        await heard.until("job:start", 2)
+        await runner.stop()
+        assert sorted(seen) == ["async", "plain"]
+        assert heard.counts["job:success"] == 2
+
+    async def test_a_thread_keeps_its_job_and_queue_until_it_ends(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        heard, release = Heard(), threading.Event()
+        runner = await run(
+            {"task": lambda _: release.wait(20)}, database, events=heard.events, handle_signals=False
+        )
+        job = await runner.add_job("task", queue_name="q")
+        await heard.until("job:start")
+        stopping = asyncio.create_task(runner.stop(grace=0))
+        await heard.until("pool:forcefulShutdown")
+        assert await locked(db) == [("job", job.id), ("queue", job.job_queue_id)]
+        assert not stopping.done()
+        release.set()
+        await stopping
+        assert await get(db, job.id) is None
+        assert await locked(db) == []
+
+    async def test_a_task_that_will_not_be_cancelled_is_waited_for(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        heard, ignored, release = Heard(), asyncio.Event(), asyncio.Event()
+
+        async def stubborn(_payload: Any) -> None:
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                ignored.set()
+                await release.wait()
+
+        runner = await run({"task": stubborn}, database, events=heard.events, handle_signals=False)
+        await runner.add_job("task")
+        await heard.until("job:start")
+        stopping = asyncio.create_task(runner.stop(grace=0))
+        await ignored.wait()
+        assert not stopping.done()
+        release.set()
+        await stopping
+        assert await count(db) == 0
+
+    async def test_a_second_call_can_be_less_patient(self, db: asyncpg.Connection, database: str) -> None:
+        gate = Gate()
+        runner = await run({"task": gate}, database, handle_signals=False)
+        await runner.add_job("task")
+        await gate.until_begun()
+        patient = asyncio.create_task(runner.stop())
+        await asyncio.sleep(0)
+        await runner.stop(grace=0)
+        await patient
+        assert gate.cancelled
+        assert await locked(db) == []
+
+    async def test_whoever_gives_up_waiting_stops_nothing(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        gate = Gate()
+        runner = await run({"task": gate}, database, handle_signals=False)
+        await runner.add_job("task")
+        await gate.until_begun()
+        for waiting in (runner.wait, runner.stop):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(waiting(), 0.01)
+        gate.open()
+        await runner.stop()
+        assert gate.ended == [{}]
+        assert await count(db) == 0
+
+    async def test_giving_up_waiting_for_the_start_leaves_nothing_behind(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        for n in range(6):
+            starting = asyncio.create_task(run({"task": nothing}, database, handle_signals=False))
+            await asyncio.sleep(n * 0.01)
+            starting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await (await starting).stop()
+        used = "select count(*) from pg_stat_activity where application_name = 'graphile-worker'"
+
+        async def gone() -> bool:
+            return bool(await db.fetchval(used) == 0)
+
+        await until(gone, "the connections are closed")
+
+    async def test_a_somebodys_transaction_is_waited_for(self, db: asyncpg.Connection, database: str) -> None:
+        heard, gate = Heard(), Gate()
+        runner = await run({"task": gate}, database, events=heard.events, handle_signals=False)
+        await runner.add_job("task", job_key="k")
+        await gate.until_begun()
+        await db.execute("begin")
+        await db.execute("select graphile_worker.remove_job('k')")
+        gate.open()
+        await heard.until("job:success")
+        stopping = asyncio.create_task(runner.stop())
+        await asyncio.sleep(0.1)
+        assert not stopping.done()
+        await db.execute("commit")
+        await stopping
+        assert await count(db) == 0
+
+    @pytest.mark.parametrize("seed", range(4))
+    async def test_at_a_random_moment_under_load_no_job_is_lost_and_none_left_locked(
+        self, db: asyncpg.Connection, database: str, seed: int
+    ) -> None:
+        chance = random.Random(seed)
+        ran: list[int] = []
+
+        async def task(n: int) -> None:
+            await asyncio.sleep(chance.choice([0, 0, 0.001]))
+            ran.append(n)
+
+        async with WorkerUtils(database) as utils:
+            await utils.add_jobs(
+                JobSpec("task", n, queue_name=chance.choice([None, None, "a", "b"])) for n in range(1500)
+            )
+        for _ in range(12):
+            runner = await run(
+                {"task": task},
+                database,
+                handle_signals=False,
+                concurrency=chance.choice([1, 4, 30]),
+                prefetch=chance.choice([0, 0, 5, 100]),
+            )
+            await asyncio.sleep(chance.uniform(0, 0.06))
+            await runner.stop(grace=chance.choice([None, 0, 0.005]))
+            assert await locked(db) == []
+        await run_once({"task": task}, database, concurrency=10, handle_signals=False)
+        assert sorted(set(ran)) == list(range(1500))
+        assert await count(db) == 0
+
+
+class TestFatalErrors:
+    async def test_a_dropped_schema_ends_the_worker_with_a_sentence(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        """Graphile Worker's runner ends as if all were well."""
+        heard = Heard()
+        runner = await run(
+            {"task": nothing}, database, events=heard.events, handle_signals=False, poll_interval=0.05
+        )
+        await db.execute("drop schema graphile_worker cascade")
+        with pytest.raises(SchemaMissingError, match="is not installed"):
+            await runner.wait()
+        await runner.stop()
+        assert heard.counts["pool:fatalError"] == 1
+        assert heard.names[-1] == "pool:release"
+
+    async def test_leaving_the_block_raises_it(self, db: asyncpg.Connection, database: str) -> None:
+        async def leave() -> None:
+            async with await run(
+                {"task": nothing}, database, handle_signals=False, poll_interval=0.05
+            ) as runner:
+                await db.execute("drop schema graphile_worker cascade")
+                with pytest.raises(SchemaMissingError):
+                    await runner.wait()
+
+        with pytest.raises(SchemaMissingError):
+            await leave()
+
+    async def test_run_once_raises_it(self, db: asyncpg.Connection, database: str) -> None:
+        async def drop(_payload: Any) -> None:
+            await db.execute("drop schema graphile_worker cascade")
+
+        await add(db)
+        with pytest.raises(SchemaMissingError):
+            await run_once({"task": drop}, database, handle_signals=False)
+
+    async def test_rights_that_are_taken_away_end_it(self, db: asyncpg.Connection, database: str) -> None:
+        role = f"gw_{os.getpid()}"
+        await db.execute(f"create role {role} login in role postgres")
+        runner = await run(
+            {"task": nothing},
+            database.replace("postgres@", f"{role}@"),
+            handle_signals=False,
+            poll_interval=0.05,
+        )
+        await db.execute(f"revoke postgres from {role}")
+        with pytest.raises(DatabaseError, match="may not use the schema"):
+            await runner.wait()
+        await runner.stop()
+        await db.execute(f"drop role {role}")
+
+
+class TestUnreachable:
+    async def test_it_gives_up_and_names_what_it_could_not_record(
+        self, db: asyncpg.Connection, database: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(lifecycle, "GIVE_UP_AFTER", 0.3)
+        heard, gate = Heard(), Gate()
+        async with proxied(database) as (proxy, dsn):
+            runner = await run({"task": gate}, dsn, events=heard.events, handle_signals=False)
+            job = await runner.add_job("task")
+            await gate.until_begun()
+            proxy.refusing = True
+            proxy.cut_all()
+            gate.open()
+            with pytest.raises(ShutdownError, match=f"of 1 of its jobs was recorded: {job.id}") as raised:
+                await runner.stop(grace=0.1)
+            assert raised.value.jobs == (job.id,)
+            with pytest.raises(ShutdownError):
+                await runner.wait()
+        assert heard.counts["pool:gracefulShutdown:workerError"] == 1
+        assert heard.counts["pool:gracefulShutdown:error"] == 1
+        assert (await existing(db, job.id))["locked_by"] == runner.id
+
+
+SCRIPT = """
+import asyncio, signal, sys, time
+from graphile_worker import run
+
+async def slow(seconds):
+    print("begun", flush=True)
+    try:
+        await asyncio.sleep(seconds)
+    except asyncio.CancelledError:
+        print("cancelled", flush=True)
+        raise
+    print("ended", flush=True)
+
+def thread(seconds):
+    print("begun", flush=True)
+    time.sleep(seconds)
+
+async def main():
+    options = eval(sys.argv[2])
+    if options.pop("custom", False):
+        signal.signal(signal.SIGTERM, lambda *_: (print("passed on", flush=True), sys.exit(7)))
+    forget = options.pop("forget", False)
+    runner = await run({"slow": slow, "thread": thread}, sys.argv[1], **options)
+    if forget:
+        await asyncio.sleep(float(forget))
+        raise SystemExit(5)
+    await runner.wait()
+    await asyncio.sleep(30)
+
+asyncio.run(main())
+"""
+
+
+class Program:
+    """A program with a worker, in a process of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.lines: list[str] = []
+
+    async def until(self, line: str) -> None:
+        assert self.process.stdout is not None
+        async with asyncio.timeout(30):
+            while line not in self.lines:
+                read = await self.process.stdout.readline()
+                assert read, f"ended before {line!r}: {self.lines}"
+                self.lines.append(read.decode().strip())
+
+    async def end(self) -> int:
+        assert self.process.stdout is not None
+        async with asyncio.timeout(30):
+            rest = await self.process.stdout.read()
+            self.lines += rest.decode().split("\n")
+            return await self.process.wait()
+
+    def send(self, number: int) -> None:
+        self.process.send_signal(number)
+
+
+@contextlib.asynccontextmanager
+async def program(folder: Path, dsn: str, **options: Any) -> AsyncIterator[Program]:
+    script = folder / "program.py"
+    script.write_text(SCRIPT)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(script),
+        dsn,
+        repr(options),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield Program(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+class TestSignals:
+    async def test_the_first_waits_for_what_runs_and_then_the_process_dies_of_it(
+        self, db: asyncpg.Connection, database: str, tmp_path: Path
+    ) -> None:
+        job = await add(db, "slow", payload=0.5)
+        async with program(tmp_path, database) as worker:
+            await worker.until("begun")
+            worker.send(signal.SIGTERM)
+            assert await worker.end() == -signal.SIGTERM
+        assert "ended" in worker.lines
+        assert await get(db, job["id"]) is None
+        assert await locked(db) == []
+
+    async def test_after_the_grace_it_interrupts(
+        self, db: asyncpg.Connection, database: str, tmp_path: Path
+    ) -> None:
+        job = await add(db, "slow", payload=60)
+        async with program(tmp_path, database, shutdown_grace=0.2) as worker:
+            await worker.until("begun")
+            worker.send(signal.SIGHUP)
+            assert await worker.end() == -signal.SIGHUP
+        assert "cancelled" in worker.lines
+        assert (await existing(db, job["id"]))["attempts"] == 0
+        assert await locked(db) == []
+
+    async def test_the_second_interrupts_at_once(
+        self, db: asyncpg.Connection, database: str, tmp_path: Path
+    ) -> None:
+        await add(db, "slow", payload=60)
+        async with program(tmp_path, database, shutdown_grace=3600) as worker:
+            await worker.until("begun")
+            worker.send(signal.SIGTERM)
+            await asyncio.sleep(0.2)  # two at once would be one
+            worker.send(signal.SIGTERM)
+            await worker.until("cancelled")
+            assert await worker.end() == -signal.SIGTERM
+        assert await locked(db) == []
+
+    async def test_the_third_kills(self, db: asyncpg.Connection, database: str, tmp_path: Path) -> None:
+        job = await add(db, "thread", payload=60)
+        async with program(tmp_path, database, shutdown_grace=3600) as worker:
+            await worker.until("begun")
+            for _ in range(3):
+                worker.send(signal.SIGTERM)
+                await asyncio.sleep(0.2)
+            assert await worker.end() == -signal.SIGTERM
+        assert ("job", job["id"]) in await locked(db)
+
+    async def test_whoever_handled_it_before_gets_it_afterwards(
+        self, db: asyncpg.Connection, database: str, tmp_path: Path
+    ) -> None:
+        await add(db, "slow", payload=0.3)
+        async with program(tmp_path, database, custom=True) as worker:
+            await worker.until("begun")
+            worker.send(signal.SIGTERM)
+            assert await worker.end() == 7
+        assert [line for line in worker.lines if line] == ["begun", "ended", "passed on"]
+        assert await locked(db) == []
+
+    async def test_ctrl_c_is_a_keyboard_interrupt_after_the_worker_has_stopped(
+        self, db: asyncpg.Connection, database: str, tmp_path: Path
+    ) -> None:
+        await add(db, "slow", payload=0.3)
+        async with program(tmp_path, database) as worker:
+            await worker.until("begun")
+            worker.send(signal.SIGINT)
+            assert await worker.end() == -signal.SIGINT
+        assert "ended" in worker.lines
+        assert await locked(db) == []
+
+    async def test_several_workers_of_a_process_stop_together(self, database: str) -> None:
+        caught: list[int] = []
+        before = signal.signal(signal.SIGUSR2, lambda number, _frame: caught.append(number))
+        try:
+            runners = [await run({"task": nothing}, database) for _ in range(2)]
+            await runners.pop(0).stop()
+            runners.append(await run({"task": nothing}, database))
+            os.kill(os.getpid(), signal.SIGUSR2)
+            async with asyncio.timeout(20):
+                for runner in runners:
+                    await runner.wait()
+
+            async def passed_on() -> bool:
+                return bool(caught)
+
+            await until(passed_on, "the signal goes to its handler")
+            assert caught == [signal.SIGUSR2]
+        finally:
+            signal.signal(signal.SIGUSR2, before)
+
+
+class TestAProgramThatForgetsToStop:
+    async def test_leaves_nothing_locked_all_the_same(
+        self, db: asyncpg.Connection, database: str, tmp_path: Path
+    ) -> None:
+        async with WorkerUtils(database) as utils:
+            await utils.add_jobs([JobSpec("slow", 60)] * 3 + [JobSpec("slow", 0)] * 500)
+        async with program(
+            tmp_path, database, forget=0.3, handle_signals=False, concurrency=5, prefetch=20
+        ) as worker:
+            assert await worker.end() == 5
+        assert await locked(db) == []
+        rows = await db.fetch("select attempts from graphile_worker._private_jobs")
+        assert len(rows) >= 3
+        assert {row["attempts"] for row in rows} == {0}
+
+    async def test_leaving_the_block_on_an_error_stops_and_raises_it(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        with pytest.raises(ZeroDivisionError):
+            async with running({"task": nothing}, database):
+                1 / 0  # noqa: B018
+        assert await locked(db) == []
