@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from graphile_worker.logs import ScopedLogger
 
-_FIRST_PAUSE = 0.1
+_FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 10.0
 
 
