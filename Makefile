@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: $(STAMP) ## Add a job to a queue on an embedded PostgreSQL
+demo: $(STAMP) ## Run a job on an embedded PostgreSQL
 	@$(BIN)/python examples/demo.py
 
 test: $(STAMP) peers ## Run the tests that take a few minutes at most

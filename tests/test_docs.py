@@ -11,6 +11,7 @@ import json
 import math
 import pkgutil
 import re
+import signal
 import subprocess
 import sys
 from datetime import timedelta
@@ -25,6 +26,7 @@ from graphile_worker import JobSpec, WorkerUtils
 from graphile_worker.testing import Databases
 from support.jobs import lock, one
 from support.postgres import ROOT
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -199,6 +201,98 @@ async def test_the_page_on_operations(db: asyncpg.Connection, database: str) -> 
         page.assert_done()
 
 
+async def test_the_page_on_workers(
+    db: asyncpg.Connection, database: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await db.execute("create table users (id int primary key, welcomed boolean)")
+    await db.execute("insert into users values (7), (8)")
+    await db.execute("create table sent (at timestamptz)")
+    page = Page("workers.md", dsn=database)
+    names = await page.run(3)
+    assert "Hello, Bobby Tables" in capsys.readouterr().out
+    assert names["drained"].failed == 0
+
+    tasks = {"welcome": names["welcome"], "count_users": names["count_users"]}
+    await db.execute("select graphile_worker.add_job('welcome', '{\"user\": 7}')")
+    await db.execute("select graphile_worker.add_job('count_users')")
+    await graphile_worker.run_once(tasks, database, handle_signals=False)
+    assert await payloads(db, "send_email") == [{"user": 7}]
+    assert await payloads(db, "report") == [{"users": 2}]
+    await db.execute("delete from graphile_worker._private_jobs")
+
+    # As many as are allowed were sent a moment ago, so nobody gets mail until they are old.
+    await db.execute("insert into sent select now() from generate_series(1, 100)")
+    async with asyncpg.create_pool(database, min_size=0) as pool:
+        names["pool"] = pool
+        await page.run(2)
+        runner = names["runner"]
+        asked = names["limit"].asked
+        await until(lambda: asked_again(names["limit"], asked), "the limit is asked again")
+        assert await db.fetchval("select count(*) from sent") == 100
+        await db.execute("update sent set at = now() - interval '2 minutes'")
+        await until(lambda: db.fetchval("select count(*) = 101 from sent"), "it is sent")
+        await runner.stop()
+
+    names = await page.run()
+    async with names["lifespan"](None) as state:
+        assert await state["runner"].add_job("hello", {"name": "Ann"})
+    names = await page.run()
+    worker = names["BackgroundWorker"]()
+    worker.start()
+    await until(lambda: has_runner(worker), "the worker runs in its thread")
+    await asyncio.to_thread(worker.stop)
+    assert "basicConfig" in await_last_example(page)
+
+
+async def asked_again(limit: Any, before: float) -> bool:
+    return bool(limit.asked > before)
+
+
+async def has_runner(worker: Any) -> bool:
+    return hasattr(worker, "runner")
+
+
+def await_last_example(page: Page) -> str:
+    """The text of the only example that is left: it would change the logging of this run."""
+    [example] = page._examples
+    return str(example)
+
+
+async def test_the_page_on_events(database: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def hello(_payload: object) -> None:
+        raise ValueError("no such name")
+
+    page = Page("events.md", dsn=database, tasks={"hello": hello, "nothing": id})
+    names = await page.run()
+    await names["runner"].add_job("hello")
+    await names["runner"].add_job("nothing")
+    await until(lambda: has_two(names["durations"]), "both jobs end")
+    await names["runner"].stop()
+    assert capsys.readouterr().out == "hello failed: ValueError('no such name')\n"
+    page.assert_done()
+
+
+async def has_two(items: list[Any]) -> bool:
+    return len(items) == 2
+
+
+def test_the_page_on_events_names_every_event() -> None:
+    text = (ROOT / "docs" / "events.md").read_text()
+    named: set[str] = set()
+    for row in re.findall(r"^\| (`[^|]+) \|", text, re.MULTILINE):
+        first, *more = re.findall(r"`([^`]+)`", row)
+        base = first.rpartition(":")[0]
+        named |= {first}
+        named |= {
+            first + name[1:] if name.startswith("…") and "Shutdown" in first.rpartition(":")[2]
+            else base + name[1:] if name.startswith("…")
+            else base + name if name.startswith(":")
+            else name
+            for name in more
+        }  # fmt: skip
+    assert named == set(graphile_worker.events.EVENTS)
+
+
 def run_python(code: str, *arguments: str, cwd: Path | None = None) -> str:
     """What a program of the documentation prints."""
     done = subprocess.run(
@@ -215,7 +309,15 @@ def python_blocks(page: Path) -> list[str]:
 def test_the_program_in_the_readme(short_folder: Path) -> None:
     [program] = python_blocks(ROOT / "README.md")
     assert '"embedded:"' in program
-    assert run_python(program.replace("embedded:", f"embedded:{short_folder}")) == "1 hello ready\n"
+    code = program.replace("embedded:", f"embedded:{short_folder}")
+    command = [sys.executable, "-u", "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "Hello, Bobby Tables\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT
+    assert errors.strip().endswith("KeyboardInterrupt")
 
 
 def test_the_program_in_the_page_on_installing(database: str) -> None:

@@ -131,6 +131,6 @@ def test_the_demo_runs() -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / "demo.py"], check=True, capture_output=True, text=True
     )
-    assert "Bobby Tables" in done.stdout
-    assert "job 1, task 'hello'" in done.stdout
+    assert "\nHello, Bobby Tables\n" in done.stdout
+    assert "Done: 1, failed: 0" in done.stdout
     assert done.stderr == ""

@@ -358,6 +358,7 @@ class TestUnreachable:
             with pytest.raises(ShutdownError):
                 await runner.wait()
         assert heard.counts["pool:gracefulShutdown:workerError"] == 1
+        assert heard.named("worker:fatalError")[0].job_error is None
         assert heard.counts["pool:gracefulShutdown:error"] == 1
         assert (await existing(db, job.id))["locked_by"] == runner.id
 

@@ -229,6 +229,7 @@ class Runner:
             await _first_of(worker.idle, self._interrupt, seconds=_STEP)
 
     def _report_unrecorded(self, error: ShutdownError) -> None:
+        self._worker.give_up(error)
         for held in self._worker.in_hand:
             self.events.emit(
                 event.PoolGracefulShutdownWorkerError(worker_pool=self._pool, error=error, job=held.job)

@@ -25,6 +25,8 @@ class Run:
     since: float
     task: asyncio.Task[None] | None = None
     duration: float = 0.0
+    error: BaseException | None = None
+    """What it failed with, if it did."""
 
 
 def tell_started(events: Events, run: Run) -> None:
@@ -41,6 +43,7 @@ def tell_ended(events: Events, run: Run, outcome: Outcome) -> None:
             if events.wants(event.JobSuccess):
                 events.emit(event.JobSuccess(worker=run.slot, job=job, duration=run.duration))
         case Failed(error=error):
+            run.error = error
             events.emit(event.JobFailure(worker=run.slot, job=job, error=error, duration=run.duration))
             if job.attempts >= job.max_attempts:
                 events.emit(event.JobFailed(worker=run.slot, job=job, error=error, duration=run.duration))
@@ -48,10 +51,12 @@ def tell_ended(events: Events, run: Run, outcome: Outcome) -> None:
             events.emit(event.JobInterrupted(worker=run.slot, job=job, duration=run.duration))
 
 
-def tell_settled(
-    events: Events, run: Run, outcome: Outcome, kind: type[event.JobComplete | event.JobLost]
-) -> None:
+def tell_settled(events: Events, run: Run, kind: type[event.JobComplete | event.JobLost]) -> None:
     """The database has been told."""
     if events.wants(kind):
-        error = outcome.error if isinstance(outcome, Failed) else None
-        events.emit(kind(worker=run.slot, job=run.held.job, error=error, duration=run.duration))
+        events.emit(kind(worker=run.slot, job=run.held.job, error=run.error, duration=run.duration))
+
+
+def tell_unrecorded(events: Events, run: Run, error: BaseException) -> None:
+    """The database will not be told."""
+    events.emit(event.WorkerFatalError(worker=run.slot, error=error, job_error=run.error))

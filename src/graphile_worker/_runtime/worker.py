@@ -16,7 +16,7 @@ from graphile_worker._runtime.exchanger import OutageError
 from graphile_worker._runtime.looks import Looks
 from graphile_worker._runtime.prefetch import Prefetched
 from graphile_worker._runtime.results import Results
-from graphile_worker._runtime.runs import Run, tell_ended, tell_settled, tell_started
+from graphile_worker._runtime.runs import Run, tell_ended, tell_settled, tell_started, tell_unrecorded
 from graphile_worker._runtime.service import Service
 from graphile_worker._runtime.weather import Weather
 from graphile_worker.errors import ConfigurationError, GraphileWorkerError
@@ -129,6 +129,11 @@ class Worker(Service):
         for run in self._running.values():
             if run.task is not None:
                 run.task.cancel("the worker is stopping")
+
+    def give_up(self, error: BaseException) -> None:
+        """What is in hand will not be recorded."""
+        for run in self._ended.values():
+            tell_unrecorded(self._events, run, error)
 
     @property
     def in_hand(self) -> Sequence[Held]:
@@ -354,7 +359,7 @@ class Worker(Service):
             self._held.pop(job_id, None)
             run = self._ended.pop(job_id, None)  # none if it was given back without having run
             if run is not None:
-                tell_settled(self._events, run, result.outcome, kind)
+                tell_settled(self._events, run, kind)
 
     # Weather
 
