@@ -28,39 +28,37 @@ if TYPE_CHECKING:
 
 LEDGER = """
 create table ledger (
-  job_id bigint, attempt int, queue_id int, worker text, begun timestamptz, ended timestamptz,
-  interrupted boolean
+  run serial primary key, job_id bigint, attempt int, queue_id int, worker text,
+  begun timestamptz default clock_timestamp(), ended timestamptz, interrupted boolean default false
 )"""
-BEGIN = """insert into ledger (job_id, attempt, queue_id, worker, begun)
-values ($1, $2, $3, $4, clock_timestamp())"""
-END = """update ledger set ended = clock_timestamp(), interrupted = $4
-where job_id = $1 and attempt = $2 and worker = $3 and interrupted is not true"""
+BEGIN = "insert into ledger (job_id, attempt, queue_id, worker) values ($1, $2, $3, $4) returning run"
+END = "update ledger set ended = clock_timestamp(), interrupted = $2 where run = $1"
 
 NODE_TASK = """
 module.exports = async (payload, helpers) => {
   const { id, attempts, job_queue_id } = helpers.job;
-  await helpers.query(
-    `insert into ledger (job_id, attempt, queue_id, worker, begun) values ($1, $2, $3, 'node',
-    clock_timestamp())`, [id, attempts, job_queue_id]);
+  const { rows } = await helpers.query(`%s`, [id, attempts, job_queue_id, 'node']);
   await new Promise((resolve) => setTimeout(resolve, payload.ms));
-  await helpers.query(
-    `update ledger set ended = clock_timestamp() where job_id = $1 and attempt = $2 and worker = 'node'`,
-    [id, attempts]);
+  await helpers.query(`%s`, [rows[0].run, false]);
   if (payload.fail >= attempts) throw new Error('as told');
 };
-"""
+""" % (BEGIN, END)  # noqa: UP031 - it is full of braces
 
 
 async def work(payload: dict[str, Any], ctx: JobContext) -> None:
     """Write what happens into the ledger, and do nothing for a while."""
     job = ctx.job
     ledger: asyncpg.Pool = LEDGERS[ctx.worker_id]
+    # Not to be interrupted: what began is in the ledger.
+    beginning = asyncio.ensure_future(
+        ledger.fetchval(BEGIN, job.id, job.attempts, job.job_queue_id, ctx.worker_id)
+    )
     try:
-        await ledger.execute(BEGIN, job.id, job.attempts, job.job_queue_id, ctx.worker_id)
+        await asyncio.shield(beginning)
         await asyncio.sleep(payload["ms"] / 1000)
-        await ledger.execute(END, job.id, job.attempts, ctx.worker_id, False)
+        await ledger.execute(END, beginning.result(), False)
     except asyncio.CancelledError:
-        await ledger.execute(END, job.id, job.attempts, ctx.worker_id, True)
+        await ledger.execute(END, await beginning, True)
         raise
     if payload["fail"] >= job.attempts:
         raise ValueError("as told")
@@ -190,13 +188,13 @@ async def audit(db: asyncpg.Connection, plain: set[int]) -> None:
     assert await locked(db) == []
     overlaps = await db.fetch(
         """select a.job_id, b.job_id, a.queue_id, a.worker, b.worker, a.begun, a.ended, b.begun, b.ended
-        from ledger as a join ledger as b on a.queue_id = b.queue_id and a.ctid < b.ctid
+        from ledger as a join ledger as b on a.queue_id = b.queue_id and a.run < b.run
         where a.begun < coalesce(b.ended, 'infinity') and b.begun < coalesce(a.ended, 'infinity')"""
     )
     assert overlaps == []
     attempts = await db.fetch(
-        """select job_id, array_agg(attempt order by begun) as attempts from ledger
-        where job_id = any ($1) and not coalesce(interrupted, false) group by job_id""",
+        """select job_id, array_agg(attempt order by run) as attempts from ledger
+        where job_id = any ($1) and not interrupted group by job_id""",
         list(plain),
     )
     for row in attempts:
