@@ -46,6 +46,14 @@ def databases(server: str) -> Iterator[Databases]:
     asyncio.run(databases.close())
 
 
+@pytest.fixture(scope="session")
+def default_databases(default_server: str) -> Iterator[Databases]:
+    """A module whose tests are about Python alone says that these are its databases."""
+    databases = Databases(default_server)
+    yield databases
+    asyncio.run(databases.close())
+
+
 @pytest.fixture
 async def database(databases: Databases) -> AsyncIterator[str]:
     """The connection string of a fresh database with the schema installed."""

@@ -14,6 +14,7 @@ import pytest
 from graphile_worker import Drained, JobSpec, WorkerUtils, run_once
 from graphile_worker.embedded import EmbeddedPostgres
 from graphile_worker.embedded.binaries import Binaries
+from graphile_worker.testing import Databases
 from support.jobs import add, count
 from support.proxy import Proxy, proxied
 from support.waiting import until
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WHERE = ("the question is lost", "the answer is lost", "half the answer is lost", "after the question")
+
+
+@pytest.fixture(scope="session")
+def databases(default_databases: Databases) -> Databases:
+    return default_databases
 
 
 class Cutter:

@@ -34,8 +34,8 @@ class TestKeys:
         self, db: asyncpg.Connection
     ) -> None:
         first = await add(
-            db, "task", payload={"n": 1}, queue_name="q", max_attempts=3, run_at=LATER, priority=5, flags=["x"],
-            job_key="k",
+            db, "task", payload={"n": 1}, queue_name="q", max_attempts=3, run_at=LATER, priority=5,
+            flags=["x"], job_key="k",
         )  # fmt: skip
         bare = await add(db, "task", job_key="k")
         assert bare["id"] == first["id"]

@@ -25,6 +25,7 @@ from graphile_worker import (
     run_once,
 )
 from graphile_worker._runtime import lifecycle
+from graphile_worker.testing import Databases
 from support.jobs import add, count, get
 from support.proxy import proxied
 from support.waiting import until
@@ -33,6 +34,11 @@ from support.workers import Gate, Heard, locked, nothing, running
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+
+@pytest.fixture(scope="session")
+def databases(default_databases: Databases) -> Databases:
+    return default_databases
 
 
 async def existing(db: asyncpg.Connection, job_id: int) -> asyncpg.Record:

@@ -18,8 +18,10 @@ import pytest
 
 from graphile_worker import DatabaseError, JobSpec, WorkerUtils
 from graphile_worker._db.connect import connect
+from graphile_worker._runtime import notifier
 from graphile_worker.embedded import EmbeddedPostgres
 from graphile_worker.embedded.binaries import ServerUser
+from support.workers import Heard, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,3 +164,41 @@ async def test_pgbouncer_in_transaction_mode(short_folder: Path) -> None:
             assert len(await utils.list_jobs(task="t", limit=10)) == 10
             await utils.remove_job("k5")
             assert await utils.get_job(key="k5") is None
+
+
+async def test_a_worker_behind_pgbouncer(
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(notifier, "_PROBE_TIMEOUT", 0.5)
+    ran: list[int] = []
+
+    async def task(n: int) -> None:
+        ran.append(n)
+
+    with (
+        EmbeddedPostgres(short_folder, port=0) as server,
+        pgbouncer(server.dsn(tcp=True), short_folder.parent) as dsn,
+    ):
+        heard = Heard()
+        async with running(
+            {"t": task}, dsn, heard=heard, prepared_statements=False, listen_dsn=server.dsn(),
+            poll_interval=3600, concurrency=4, prefetch=5,
+        ) as runner:  # fmt: skip
+            for n in range(5):
+                await runner.add_job("t", n)
+                await heard.until("job:complete", n + 1)
+            await runner.utils.add_jobs(JobSpec("t", n, queue_name=f"q{n % 3}") for n in range(5, 200))
+            await heard.until("job:complete", 200)
+        assert sorted(ran) == list(range(200))
+
+        # Without a way around it nothing is heard; the worker notices, and polls.
+        heard = Heard()
+        async with running(
+            {"t": task}, dsn, heard=heard, prepared_statements=False, poll_interval=0.1
+        ) as runner:
+            await heard.until("pool:listen:error")
+            await runner.add_job("t", 200)
+            await heard.until("job:complete")
+        assert any("pass listen_dsn" in record.message for record in caplog.records)
+        async with WorkerUtils(server.dsn()) as utils:
+            assert (await utils.stats()).total == 0

@@ -57,6 +57,10 @@ async def existing(db: asyncpg.Connection, job_id: int) -> asyncpg.Record:
     return row
 
 
+async def generator(_payload: Any) -> Any:
+    yield 1
+
+
 class TestRunOnce:
     async def test_all_that_can_run_runs_and_what_cannot_stays(
         self, db: asyncpg.Connection, database: str
@@ -143,6 +147,8 @@ class TestArguments:
         ("arguments", "message"),
         [
             ({"tasks": {}}, "no tasks"),
+            ({"tasks": [nothing]}, "tasks is a list; it must be a mapping"),
+            ({"tasks": {"a": generator}}, "yields"),
             ({"tasks": {"a": 5}}, "'a' is 5, which is no function"),
             ({"tasks": {"a": lambda: None}}, r"\(payload\) or \(payload, ctx\)"),
             ({"tasks": {"a": lambda _a, _b, _c: None}}, r"\(payload\) or \(payload, ctx\)"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Mapping
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +15,7 @@ from graphile_worker.job import MOST_IDENTIFIER, check_text
 from graphile_worker.outcome import Completed, Failed, Interrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from contextvars import Context
 
     from graphile_worker._db.exchange import Held
@@ -37,6 +38,10 @@ class Handler(NamedTuple):
 
 def read_handlers(tasks: Tasks) -> dict[str, Handler]:
     """The functions by the identifiers of their tasks; refuses what cannot be one."""
+    if not isinstance(tasks, Mapping):
+        raise ConfigurationError(
+            f"tasks is a {type(tasks).__name__}; it must be a mapping of task identifiers to functions."
+        )
     if not tasks:
         raise ConfigurationError(
             'There are no tasks: pass tasks={"identifier": function}, with at least one.'
@@ -48,6 +53,8 @@ def _read_handler(identifier: str, function: Callable[..., Any]) -> Handler:
     check_text("identifier", identifier, most=MOST_IDENTIFIER, code="GWBID")
     if not callable(function):
         raise ConfigurationError(f"The task {identifier!r} is {function!r}, which is no function.")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(f"The task {identifier!r} yields, so calling it would run nothing of it.")
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
     )

@@ -88,10 +88,10 @@ class Prefetched:
         del self._runs[held.queue.id]
         return Result(held, outcome, run.lock)
 
-    def give_back(self, *, claimed_before: float | None = None) -> list[Result]:
-        """Results for jobs that wait: for those that do so since that moment, or for all."""
+    def give_back(self, *, claimed_until: float | None = None) -> list[Result]:
+        """Results for jobs that wait: for those that were claimed up to that moment, or for all."""
         for job_id, since in list(self._since.items()):
-            if claimed_before is None or since < claimed_before:
+            if claimed_until is None or since <= claimed_until:
                 del self._since[job_id]
         results = [
             Result(held, RETURNED, None)

@@ -339,7 +339,7 @@ class Worker(Service):
         horizon = monotonic() - self._options.prefetch_ttl
         if oldest is not None and oldest <= horizon:
             self._prefetching = False
-            self._give_back(self._prefetched.give_back(claimed_before=horizon + 0.001), mode="TTL_EXPIRED")
+            self._give_back(self._prefetched.give_back(claimed_until=horizon), mode="TTL_EXPIRED")
 
     def _give_back(self, results: list[Result], *, mode: str) -> None:
         if results:
