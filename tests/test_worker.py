@@ -722,18 +722,22 @@ class TestForbiddenFlags:
 
     async def test_a_slow_answer_holds_up_no_result(self, database: str) -> None:
         answer: asyncio.Future[list[str]] | None = None
-        heard, gate = Heard(), Gate()
+        heard, gate, asked = Heard(), Gate(), asyncio.Event()
 
         async def flags() -> list[str]:
-            return [] if answer is None else await answer
+            if answer is None:
+                return []
+            asked.set()
+            return await answer
 
         async with running(
             {"gate": gate, "task": nothing}, database, heard=heard, forbidden_flags=flags, concurrency=2,
-            poll_interval=3600,
+            poll_interval=0.05, listen=False,
         ) as runner:  # fmt: skip
             await runner.add_job("gate")
             await gate.until_begun()
             answer = asyncio.get_running_loop().create_future()
+            await asked.wait()
             await runner.add_job("task")
             gate.open()
             await heard.until("job:complete")
@@ -787,8 +791,14 @@ class TestPrefetch:
         """Graphile Worker fetches one job of a queue each poll interval."""
         heard, ran = Heard(), dict[str, list[int]](a=[], b=[], c=[])
 
+        at_work: set[str] = set()
+
         async def task(payload: list[Any]) -> None:
             name, n = payload
+            assert name not in at_work, "two at once"
+            at_work.add(name)
+            await asyncio.sleep(0.001)
+            at_work.remove(name)
             ran[name].append(n)
 
         async with running(

@@ -68,9 +68,7 @@ class Results:
             if job_id in reply.busy:
                 self._postpone(result)
                 continue
-            # One that was sent before, and of which nothing is there, was recorded then.
-            was_lost = job_id in reply.lost and job_id not in self._sent_in_vain
-            (lost if was_lost else recorded).append(result)
+            (lost if job_id in reply.lost else recorded).append(result)
             self._forget(job_id)
         return recorded, lost
 
