@@ -262,10 +262,10 @@ async def test_what_is_held_for_long_is_renewed_before_anybody_takes_it(
     db: asyncpg.Connection, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Graphile Worker runs a job of more than four hours twice."""
-    from graphile_worker._runtime import worker  # noqa: PLC0415
+    from graphile_worker._runtime import exchanger, worker  # noqa: PLC0415
 
     monkeypatch.setattr(worker, "_HOUSEKEEPING", 0.02)
-    monkeypatch.setattr(worker, "_RENEW_AFTER", 0.02)
+    monkeypatch.setattr(exchanger, "_RENEW_AFTER", 0.02)
     heard, gate = Heard(), Gate()
     locks = """select job.locked_at, queue.locked_at from graphile_worker._private_jobs as job
         join graphile_worker._private_job_queues as queue on queue.id = job.job_queue_id"""

@@ -368,6 +368,24 @@ class TestUnreachable:
         assert heard.counts["pool:gracefulShutdown:error"] == 1
         assert (await existing(db, job.id))["locked_by"] == runner.id
 
+    async def test_a_server_that_does_not_answer_is_not_waited_for_longer(
+        self, db: asyncpg.Connection, database: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(lifecycle, "GIVE_UP_AFTER", 0.3)
+        heard, gate = Heard(), Gate()
+        async with proxied(database) as (proxy, dsn):
+            runner = await run({"task": gate}, dsn, events=heard.events, handle_signals=False)
+            job = await runner.add_job("task")
+            await gate.until_begun()
+            proxy.frozen = True
+            gate.open()
+            await heard.until("job:success")
+            async with asyncio.timeout(25):
+                with pytest.raises(ShutdownError):
+                    await runner.stop(grace=0.1)
+            proxy.frozen = False
+        assert (await get(db, job.id) is None) or await locked(db)
+
 
 SCRIPT = """
 import asyncio, signal, sys, time

@@ -6,6 +6,8 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from graphile_worker.errors import TaskError
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
     from contextlib import AbstractAsyncContextManager
@@ -64,6 +66,7 @@ class Surroundings:
         self.now = now
         self.stopping = Stopping()
         self.loop = asyncio.get_running_loop()
+        self.loop_thread = threading.get_ident()
 
 
 class JobContext:
@@ -142,6 +145,8 @@ class JobContext:
 
         ``ctx.blocking(ctx.add_job("next"))`` runs on the worker's event loop while this thread waits.
         """
+        if threading.get_ident() == self._surroundings.loop_thread:
+            raise TaskError("ctx.blocking is for plain functions. This is the event loop: use await.")
 
         async def waited() -> T:
             return await awaitable

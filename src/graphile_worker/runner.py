@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from graphile_worker._runtime.lifecycle import Drained, Runner
+from graphile_worker.errors import ShutdownError
 from graphile_worker.options import WorkerOptions
 
 __all__ = ["Drained", "Runner", "run", "run_once"]
@@ -138,7 +141,9 @@ async def run_once(
     await runner.start()
     try:
         await runner.wait()
-    finally:
-        # Waiting was cancelled: then what runs is interrupted as by a signal.
-        await runner.stop(grace=shutdown_grace)
+    except asyncio.CancelledError:
+        # What runs is interrupted as by a signal; what cannot be recorded was logged.
+        with suppress(ShutdownError):
+            await runner.stop(grace=shutdown_grace)
+        raise
     return runner.drained

@@ -26,6 +26,7 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self.cut_when: Callable[[str, bytes], bool | str] = lambda _direction, _data: False
         self.refusing = False
+        self.frozen = False
         self.cuts = 0
 
     async def start(self) -> int:
@@ -79,6 +80,8 @@ class Proxy:
     ) -> None:
         with suppress(ConnectionError):
             while data := await source.read(65536):
+                while self.frozen:
+                    await asyncio.sleep(0.01)
                 decision = self.cut_when(direction, data)
                 if decision is True:
                     self._cut(pair)

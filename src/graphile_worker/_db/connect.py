@@ -45,6 +45,14 @@ def check_connection(connection: object) -> None:
         )
 
 
+def is_open(connection: Connection) -> bool:
+    """Whether something can still be asked on it."""
+    try:
+        return not connection.is_closed()
+    except asyncpg.InterfaceError:  # a pool has taken it back, because it died
+        return False
+
+
 @asynccontextmanager
 async def connect(dsn: str | None) -> AsyncIterator[asyncpg.Connection]:
     """A connection that is closed at the end; an embedded server is kept up for as long."""
@@ -159,9 +167,11 @@ class Pool:
             yield given
         finally:
             try:
-                await self._given.release(given, timeout=_CLOSE_TIMEOUT)
-            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
-                given.terminate()
+                async with asyncio.timeout(_CLOSE_TIMEOUT):
+                    await self._given.release(given)
+            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+                if is_open(given):
+                    given.terminate()
 
     async def close(self) -> None:
         """Wait for what is under way, and close what was opened here. May be called again."""
@@ -185,8 +195,7 @@ class Pool:
         try:
             for _ in range(self._max_size):
                 await self._slots.acquire()
-            for idle in self._idle:
-                await _end(idle.connection)
+            await asyncio.gather(*(_end(idle.connection) for idle in self._idle))
         finally:
             await self._resources.aclose()
 
@@ -325,6 +334,8 @@ async def _server_of(dsn: str) -> AsyncIterator[str]:
 async def _end(connection: asyncpg.Connection) -> None:
     """Close a connection; a statement that is under way on it is cancelled at the server first."""
     try:
-        await connection.close(timeout=_CLOSE_TIMEOUT)
+        # The driver's own limit does not hold for everything that it does.
+        async with asyncio.timeout(_CLOSE_TIMEOUT):
+            await connection.close()
     except (Exception, asyncio.CancelledError):  # noqa: BLE001 - however it fails, it has to go
         connection.terminate()

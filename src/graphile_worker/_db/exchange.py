@@ -21,6 +21,15 @@ if TYPE_CHECKING:
     from graphile_worker._db.connect import Connection
 
 _NO_FLAGS: frozenset[str] = frozenset()
+_NEVER = 1e9
+"""A pool of the caller's may have a limit for statements, but an exchange is not to be given up."""
+
+
+class Claim(NamedTuple):
+    """A job may be claimed twice by one worker, if somebody frees it meanwhile: then the time tells."""
+
+    job_id: int
+    locked_at: datetime
 
 
 @dataclass(slots=True)
@@ -39,6 +48,13 @@ class Held:
     locked_at: datetime
     queue: QueueLock | None
     unreadable: ValueError | None = None
+    superseded: bool = False
+    """Whether its key was taken over before we learnt that we have it."""
+
+    @property
+    def claim(self) -> Claim:
+        """What the database knows it by."""
+        return Claim(self.job.id, self.locked_at)
 
     @property
     def order(self) -> tuple[int, datetime, int]:
@@ -85,9 +101,9 @@ class Reply:
 
     now: datetime
     claimed: list[Held] = field(default_factory=list)
-    busy: set[int] = field(default_factory=set)
+    busy: set[Claim] = field(default_factory=set)
     """Finished jobs that somebody's transaction has locked: still ours, ask again."""
-    lost: set[int] = field(default_factory=set)
+    lost: set[Claim] = field(default_factory=set)
     """Finished jobs that are not ours any more."""
     contended: bool = False
     next_due: datetime | None = None
@@ -125,7 +141,7 @@ async def exchange(
         [result.held.locked_at for result in results],
         [result.queue and result.queue.id for result in results],
         [result.queue and result.queue.locked_at for result in results],
-        _changes(results),
+        _changes(results, unicode=connection.get_settings().server_encoding.upper() == "UTF8"),
         list(tasks),
         wish.wanted,
         wish.run_length,
@@ -133,6 +149,7 @@ async def exchange(
         wish.as_of,
         *(wish.mark or (None, None, None)),
         wish.after_queue,
+        timeout=_NEVER,
     )
     end = rows.pop()
     reply = Reply(
@@ -148,37 +165,36 @@ async def exchange(
             case "claimed":
                 claimed.append(row)
             case "busy":
-                reply.busy.add(row["id"])
+                reply.busy.add(Claim(row["id"], row["locked_at"]))
             case _:
-                reply.lost.add(row["id"])
+                reply.lost.add(Claim(row["id"], row["locked_at"]))
     reply.claimed = _read_held(claimed, worker_id, tasks, {})
     return reply
 
 
-def _changes(results: Sequence[Result]) -> str | None:
+def _changes(results: Sequence[Result], *, unicode: bool) -> str | None:
     """What is to be done to those that did not complete."""
     changes = [
-        _change(result.held.job, result.outcome)
+        _change(result.held, result.outcome, unicode=unicode)
         for result in results
         if type(result.outcome) is not Completed
     ]
     return json.dumps(changes) if changes else None
 
 
-def _change(job: Job, outcome: Outcome) -> dict[str, object]:
+def _change(held: Held, outcome: Outcome, *, unicode: bool) -> dict[str, object]:
+    job = held.job
     match outcome:
         case Failed(error=error):
-            return {"id": job.id, "action": "fail", "error": describe_error(error)}
+            text = describe_error(error)
+            if not unicode:  # the database may not have every character
+                text = text.encode("ascii", "backslashreplace").decode()
+            return {"id": job.id, "action": "fail", "error": text}
         case Interrupted() | Returned():
             # Without a delay it keeps its run_at, and with it its place among the others.
             delay = (isinstance(outcome, Interrupted) and outcome.delay) or None
-            return {
-                "id": job.id,
-                "action": "return",
-                "delay": delay,
-                "attempts": job.attempts,
-                "key": job.key,
-            }
+            attempts = None if held.superseded else job.attempts
+            return {"id": job.id, "action": "return", "delay": delay, "attempts": attempts, "key": job.key}
         case Completed():
             raise AssertionError("completed jobs are not changed but deleted")
 
@@ -234,10 +250,14 @@ def _read_job(row: asyncpg.Record, worker_id: str, tasks: Mapping[int, str]) -> 
 
 
 async def identify_backend(connection: Connection, schema: Schema) -> Backend | None:
-    """Which process serves the connection; None if a pooler in between may change it."""
+    """Which process serves the connection; None if a pooler in between may change it.
+
+    If it is ours alone, its session is set up too.
+    """
     row = await connection.fetchrow(statements_for(schema, "exchange.sql")["identify_backend"])
     if row is None or row["pid"] != connection.get_server_pid():
         return None
+    await connection.execute(statements_for(schema, "exchange.sql")["read_each_statement_anew"])
     return Backend(row["pid"], row["started"])
 
 
@@ -268,7 +288,14 @@ async def read_locked(
         }
         locks = {queue_id: QueueLock(queue_id, locked_at) for queue_id, locked_at in queues.items()}
         rows = await connection.fetch(statements["read_locked_jobs"], worker_id)
-        return Locked(_read_held(rows, worker_id, tasks, locks), queues)
+    jobs = _read_held(rows, worker_id, tasks, locks)
+    for held in jobs:
+        # A takeover leaves no key and no attempts, and is the only thing that changes a job while it is ours.
+        job = held.job
+        held.superseded = (
+            job.key is None and job.attempts >= job.max_attempts and job.updated_at > held.locked_at
+        )
+    return Locked(jobs, queues)
 
 
 async def unlock_queues(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
+
+from graphile_worker._db.connect import is_open
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from graphile_worker._db.connect import Connection, Pool
+
+_GOODBYE = 2.0
 
 
 class Ear:
@@ -40,7 +44,11 @@ async def listening(
                 await connection.add_listener(channel, on_notification)
             yield ear
         finally:
-            connection.remove_termination_listener(on_termination)
-            for channel in channels:
-                if not connection.is_closed():
-                    await connection.remove_listener(channel, on_notification)
+            if is_open(connection):
+                connection.remove_termination_listener(on_termination)
+            # A pool wants it back as it was. Whoever does not answer now is not asked a second time.
+            with suppress(Exception):
+                async with asyncio.timeout(_GOODBYE):
+                    for channel in channels:
+                        if is_open(connection):
+                            await connection.remove_listener(channel, on_notification)

@@ -7,21 +7,26 @@ until the old session is gone and what it left under our name has been read back
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
+from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from graphile_worker._db import exchange as database
+from graphile_worker._db.connect import is_open
 from graphile_worker._db.failures import Trouble, statement_failed, trouble_of
 from graphile_worker.errors import GraphileWorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from contextlib import AbstractAsyncContextManager
+    from datetime import datetime
 
     from graphile_worker._db.connect import Connection
-    from graphile_worker._db.exchange import Backend, Held, Locked, QueueLock, Reply, Result, Wish
+    from graphile_worker._db.exchange import Backend, Held, Locked, Reply, Result, Wish
     from graphile_worker._db.session import Session
 
 T = TypeVar("T")
+_RENEW_AFTER = 3600.0
 
 
 class OutageError(Exception):
@@ -52,7 +57,7 @@ class Exchanger:
     @property
     def connected(self) -> bool:
         """Whether there is a connection to ask on."""
-        return self._connection is not None and not self._connection.is_closed()
+        return self._connection is not None and is_open(self._connection)
 
     async def connect(self) -> Locked:
         """Connect (again), and read what the database has under our name."""
@@ -60,10 +65,11 @@ class Exchanger:
         schema = self._session.schema
         try:
             connection = await self._resources.enter_async_context(self._session.pool.dedicated())
-            if self._backend is not None:
-                await database.end_backend(connection, schema, self._backend)
-            self._backend = await database.identify_backend(connection, schema)
-            self._tasks = await database.register_tasks(connection, schema, self._identifiers)
+            async with self._statement_on(connection):
+                if self._backend is not None:
+                    await database.end_backend(connection, schema, self._backend)
+                self._backend = await database.identify_backend(connection, schema)
+                self._tasks = await database.register_tasks(connection, schema, self._identifiers)
             locked = await database.read_locked(connection, schema, self._worker_id, self._tasks)
         except Exception as error:
             await self.disconnect()
@@ -84,9 +90,17 @@ class Exchanger:
             )
         )
 
-    async def renew(self, jobs: Sequence[Held], queues: Sequence[QueueLock]) -> None:
-        """Lock anew what we have held for long."""
-        await self._ask(lambda on: database.renew(on, self._session.schema, self._worker_id, jobs, queues))
+    async def renew(self, in_hand: Iterable[Held], now: datetime) -> None:
+        """Lock anew what has been ours for an hour, before anybody takes it for forgotten."""
+        longest_ago = now - timedelta(seconds=_RENEW_AFTER)
+        held = list(in_hand)
+        jobs = [one for one in held if one.locked_at < longest_ago]
+        locks = {one.queue.id: one.queue for one in held if one.queue is not None}
+        queues = [lock for lock in locks.values() if lock.locked_at < longest_ago]
+        if jobs or queues:
+            await self._ask(
+                lambda on: database.renew(on, self._session.schema, self._worker_id, jobs, queues)
+            )
 
     async def refresh_tasks(self) -> None:
         """Read the ids of the tasks again: a cleanup may have removed a task, and somebody added it anew."""
@@ -105,15 +119,21 @@ class Exchanger:
         if connection is None:
             raise OutageError(ConnectionError("there is no connection"), unknown=False)
         try:
-            if self._session.pool.prepared_statements:
-                return await question(connection)
-            async with connection.transaction(isolation="read_committed"):  # see Pool.connection
+            async with self._statement_on(connection):
                 return await question(connection)
         except Exception as error:
             lost = trouble_of(error) is Trouble.LOST
             if lost:
+                if is_open(connection):
+                    # What we asked may still be under way on it: nobody else may get it.
+                    connection.terminate()
                 await self.disconnect()
             raise self._explained(error, unknown=lost) from error
+
+    def _statement_on(self, connection: Connection) -> AbstractAsyncContextManager[object]:
+        if self._session.pool.prepared_statements:
+            return nullcontext()
+        return connection.transaction(isolation="read_committed")  # see Pool.connection
 
     def _explained(self, error: Exception, *, unknown: bool) -> Exception:
         explained = (

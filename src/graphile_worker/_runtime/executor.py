@@ -92,7 +92,7 @@ class Executor:
     ) -> None:
         self._handlers = handlers
         self._surroundings = surroundings
-        self._interrupted = Interrupted(interrupted_delay)
+        self.interrupted = Interrupted(interrupted_delay)
         self._threads = Threads()
         self._context = copy_context()
 
@@ -116,7 +116,7 @@ class Executor:
         except asyncio.CancelledError as error:
             # Somebody cancelled the job from outside; or it gave up by itself, which is a failure.
             task = asyncio.current_task()
-            return self._interrupted if task and task.cancelling() else Failed(error)
+            return self.interrupted if task and task.cancelling() else Failed(error)
         except BaseException as error:  # noqa: BLE001 - a task that calls sys.exit() must not end the worker
             return Failed(error)
         return COMPLETED

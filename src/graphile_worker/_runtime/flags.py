@@ -49,7 +49,10 @@ class ForbiddenFlags:
                 if not self._asking.done():
                     self._asking.add_done_callback(lambda _: self.answered())
                     return None
-                value, self._asking = self._asking.result(), None
+                asking, self._asking = self._asking, None
+                if asking.cancelled():
+                    raise RuntimeError("it was cancelled")  # noqa: TRY301 - as if it had raised that itself
+                value = asking.result()
             flags = _checked(value)
         except Exception as error:
             self._asking = None

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -126,7 +127,9 @@ class Runner:
         return self
 
     async def __aexit__(self, kind: object, _error: object, _traceback: object) -> None:
-        await self.stop()
+        # Whatever went wrong before is more interesting than what could not be recorded because of it.
+        with suppress(ShutdownError):
+            await self.stop()
         if kind is None:
             await self.wait()
 
@@ -157,7 +160,11 @@ class Runner:
             self._stale_locks.start()
         if self._options.listen:
             self._notifier.start()
-            await self._notifier.tried.wait()
+            listening = asyncio.ensure_future(self._notifier.tried.wait())
+            await _any([listening, self._ended])
+            if not listening.done():  # it came to an end before that
+                listening.cancel()
+                await self.wait()
 
     async def wait(self) -> None:
         """Return when the worker has stopped; raises the error that stopped it, if it was one."""
@@ -187,6 +194,7 @@ class Runner:
     def _begin_stop(self, message: str) -> asyncio.Task[None]:
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop(message), name="graphile-worker stop")
+            self._stopping.add_done_callback(_noticed)
         return self._stopping
 
     async def _stop(self, message: str) -> None:
@@ -208,23 +216,29 @@ class Runner:
 
     async def _until_recorded(self) -> None:
         """Wait until nothing is in hand; interrupt what runs when it is time to."""
-        worker, interrupted_at, silent_since = self._worker, None, None
+        worker, interrupted_at = self._worker, None
+        last_ran = last_reached = monotonic()
         while not worker.idle.is_set():
+            now = monotonic()
             if self._interrupt.is_set() and interrupted_at is None:
-                interrupted_at = monotonic()
+                interrupted_at = now
                 message = "Jobs that still run are interrupted"
                 self.events.emit(event.PoolForcefulShutdown(worker_pool=self._pool, message=message))
                 worker.interrupt()
             if worker.fatal.done():
                 worker.interrupt()
+                if not worker.running and worker.in_hand:
+                    raise _unrecorded(worker.in_hand)
                 if not worker.running:
                     return
-            now = monotonic()
-            silent_since = (silent_since or now) if not worker.reachable and not worker.running else None
-            too_long = now - GIVE_UP_AFTER
+            last_ran = now if worker.running else last_ran
+            last_reached = now if worker.reachable else last_reached
+            patience = now - GIVE_UP_AFTER
+            unreachable = max(last_ran, last_reached) < patience
+            too_late = interrupted_at is not None and max(last_ran, interrupted_at) < patience
             # A thread of ours would go on running a job that others take; if the process ends it does not.
-            hopeless = interrupted_at is not None and (self._signalled or not worker.running)
-            if (silent_since or now) <= too_long or (hopeless and (interrupted_at or now) <= too_long):
+            dying = self._signalled and interrupted_at is not None and interrupted_at < patience
+            if unreachable or too_late or dying:
                 raise _unrecorded(worker.in_hand)
             await _first_of(worker.idle, self._interrupt, seconds=_STEP)
 
@@ -263,13 +277,14 @@ class Runner:
     async def _watch(self) -> None:
         """Stop by ourselves, when nothing is left or something cannot be mended."""
         idle = asyncio.ensure_future(self._worker.idle.wait())
-        futures: list[asyncio.Future[Any]] = [idle, self._worker.fatal]
         try:
-            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+            await _any([idle, self._worker.fatal])
         finally:
             idle.cancel()
         if self._worker.fatal.done():
             self._fail(self._worker.fatal.exception())
+        elif self._worker.complaint is not None:
+            self._fail(self._worker.complaint)
         self._begin_stop("Nothing is left to do")
 
     def _fail(self, error: BaseException | None) -> None:
@@ -304,7 +319,7 @@ class Runner:
         self.logger.info("%s: stopping; running jobs have %.1f s", number.name, grace)
         self._signalled = True
         asyncio.get_running_loop().call_later(grace, self._interrupt.set)
-        self._begin_stop(f"{number.name} was received").add_done_callback(_noticed)
+        self._begin_stop(f"{number.name} was received")
 
 
 def _open_session(options: WorkerOptions, logger: ScopedLogger) -> Session:
@@ -340,7 +355,12 @@ async def _first_of(*flags: asyncio.Event, seconds: float) -> None:
     """Until one of them is set, or for so long."""
     waiting = [asyncio.ensure_future(flag.wait()) for flag in flags if not flag.is_set()]
     try:
-        await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await _any(waiting, timeout=seconds)
     finally:
         for task in waiting:
             task.cancel()
+
+
+async def _any(futures: Sequence[asyncio.Future[Any]], *, timeout: float | None = None) -> None:  # noqa: ASYNC109
+    """Until one of them is done, whatever it came to."""
+    await asyncio.wait(futures, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)

@@ -87,15 +87,15 @@ class Looks:
         if full:
             self._contended = 0
             self._next = now
-        elif wish.mark is not None:
-            self._next = now
-        elif reply.contended:
-            # More slowly if it stays so: it may be somebody's transaction that takes its time.
-            self._next = now + min(_SHORTEST_CONTENDED * 2.0**self._contended, _LONGEST_CONTENDED)
-            self._contended = 0 if reply.claimed else min(self._contended + 1, 20)
+        elif wish.mark is not None or reply.next_queue:
+            self._next = now  # not everything was looked at
         else:
-            self._contended = 0
             self._next = now + self.poll_delay()
             if reply.next_due is not None:
                 due_in = (reply.next_due - (wish.as_of or reply.now)).total_seconds()
                 self._next = min(self._next, sent + due_in)
+            if reply.contended:
+                # More slowly if it stays so: it may be somebody's transaction that takes its time.
+                pause = min(_SHORTEST_CONTENDED * 2.0**self._contended, _LONGEST_CONTENDED)
+                self._next = min(self._next, now + pause)
+            self._contended = min(self._contended + 1, 20) if reply.contended and not reply.claimed else 0

@@ -92,7 +92,9 @@ class Notifier(Service):
                 finally:
                     self._ear = None
                     self._events.emit(event.PoolListenRelease(worker_pool=self._pool, client=ear.connection))
-            error: Exception = DeafError("the connection was closed" if heard else "nothing arrives on it")
+            error: Exception = DeafError("nothing arrives on the connection")
+            if ear.closed.is_set():
+                error = ConnectionError("the connection was closed")
         except Exception as raised:  # noqa: BLE001 - whatever it is, there is polling
             error = raised
         self._events.emit(event.PoolListenError(worker_pool=self._pool, error=error))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from graphile_worker import events as event
 from graphile_worker._db.exchange import Result
 from graphile_worker.outcome import Returned
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from graphile_worker._db.exchange import Held, QueueLock
+    from graphile_worker.emitter import Events
+    from graphile_worker.events import WorkerPool
     from graphile_worker.outcome import Outcome
 
 RETURNED = Returned()
@@ -38,13 +42,21 @@ class Prefetched:
     other job of it is in hand: only then may the queue be let go.
     """
 
-    def __init__(self) -> None:
-        self._ready: list[tuple[tuple[int, datetime, int], Held]] = []
+    def __init__(self, events: Events, pool: WorkerPool) -> None:
+        self._events = events
+        self._pool = pool
+        self._ready: list[tuple[tuple[int, datetime, int], int, Held]] = []
+        self._numbers = itertools.count()  # never are two jobs themselves compared
         self._runs: dict[int, _Run] = {}
-        self._since: dict[int, float] = {}
+        self._since: dict[Held, float] = {}
 
     def __len__(self) -> int:
         return len(self._since)
+
+    @property
+    def ready(self) -> int:
+        """How many of them a slot could begin now."""
+        return len(self._ready)
 
     @property
     def oldest(self) -> float | None:
@@ -55,11 +67,12 @@ class Prefetched:
         """Take jobs in hand, sorted by their order."""
         now = monotonic()
         for held in claimed:
-            self._since[held.job.id] = now
+            self._since[held] = now
             if held.queue is None:
                 self._push(held)
                 continue
             run = self._runs.setdefault(held.queue.id, _Run(held.queue))
+            run.lock = held.queue  # newer, if somebody freed the queue and we claimed it again
             run.waiting.append(held)
             if not run.busy and len(run.waiting) == 1:
                 self._push(held)
@@ -68,8 +81,8 @@ class Prefetched:
         """The next job to run, if there is one that may."""
         if not self._ready:
             return None
-        _, held = heapq.heappop(self._ready)
-        del self._since[held.job.id]
+        _, _, held = heapq.heappop(self._ready)
+        del self._since[held]
         if held.queue is not None:
             run = self._runs[held.queue.id]
             run.waiting.popleft()
@@ -88,29 +101,34 @@ class Prefetched:
         del self._runs[held.queue.id]
         return Result(held, outcome, run.lock)
 
-    def give_back(self, *, claimed_until: float | None = None) -> list[Result]:
+    def give_back(self, why: str, *, claimed_until: float | None = None) -> list[Result]:
         """Results for jobs that wait: for those that were claimed up to that moment, or for all."""
-        for job_id, since in list(self._since.items()):
+        for held, since in list(self._since.items()):
             if claimed_until is None or since <= claimed_until:
-                del self._since[job_id]
+                del self._since[held]
         results = [
             Result(held, RETURNED, None)
-            for _, held in self._ready
-            if held.queue is None and held.job.id not in self._since
+            for _, _, held in self._ready
+            if held.queue is None and held not in self._since
         ]
         for queue_id, run in list(self._runs.items()):
-            returned = [held for held in run.waiting if held.job.id not in self._since]
+            returned = [held for held in run.waiting if held not in self._since]
             # Those that stay were claimed later, and come later in the queue.
-            run.waiting = deque(held for held in run.waiting if held.job.id in self._since)
+            run.waiting = deque(held for held in run.waiting if held in self._since)
             results += [Result(held, RETURNED, None) for held in returned]
             if run.waiting and returned and not run.busy:
                 self._push(run.waiting[0])
             elif not run.waiting and not run.busy and returned:
                 results[-1] = results[-1]._replace(queue=run.lock)
                 del self._runs[queue_id]
-        self._ready = [entry for entry in self._ready if entry[1].job.id in self._since]
+        self._ready = [entry for entry in self._ready if entry[2] in self._since]
         heapq.heapify(self._ready)
+        if results:
+            jobs = [result.held.job for result in results]
+            self._events.emit(event.LocalQueueReturnJobs(worker_pool=self._pool, jobs=jobs))
+            mode = event.LocalQueueSetMode(worker_pool=self._pool, old_mode="WAITING", new_mode=why)
+            self._events.emit(mode)
         return results
 
     def _push(self, held: Held) -> None:
-        heapq.heappush(self._ready, (held.order, held))
+        heapq.heappush(self._ready, (held.order, next(self._numbers), held))

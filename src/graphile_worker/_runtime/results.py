@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
-    from graphile_worker._db.exchange import Reply, Result
+    from graphile_worker._db.exchange import Held, Reply, Result
 
 _SHORTEST_BUSY = 0.005
 _LONGEST_BUSY = 1.0
@@ -29,8 +29,8 @@ class Results:
 
     def __init__(self) -> None:
         self._waiting: list[Result] = []
-        self._busy: dict[int, _Busy] = {}
-        self._sent_in_vain: set[int] = set()
+        self._busy: dict[Held, _Busy] = {}
+        self._sent_in_vain: set[Held] = set()
 
     def __bool__(self) -> bool:
         """Whether something is to be sent now."""
@@ -55,42 +55,42 @@ class Results:
 
     def put_back(self, results: list[Result], *, perhaps_recorded: bool) -> None:
         """They were sent, and no answer came."""
-        self._waiting[:0] = [result for result in results if result.held.job.id not in self._busy]
+        self._waiting[:0] = [result for result in results if result.held not in self._busy]
         if perhaps_recorded:
-            self._sent_in_vain.update(result.held.job.id for result in results)
+            self._sent_in_vain.update(result.held for result in results)
 
     def sort_out(self, results: Iterable[Result], reply: Reply) -> tuple[list[Result], list[Result]]:
         """What was recorded, and what was not ours any more; the busy ones stay here."""
         recorded: list[Result] = []
         lost: list[Result] = []
         for result in results:
-            job_id = result.held.job.id
-            if job_id in reply.busy:
+            if result.held.claim in reply.busy:
                 self._postpone(result)
                 continue
-            (lost if job_id in reply.lost else recorded).append(result)
-            self._forget(job_id)
+            (lost if result.held.claim in reply.lost else recorded).append(result)
+            self._forget(result.held)
         return recorded, lost
 
-    def confirm(self, still_ours: Container[int]) -> list[Result]:
+    def confirm(self, still_ours: Container[Held]) -> list[Result]:
         """Those that were sent in vain and are recorded all the same: their jobs are not ours any more."""
         found = [
             result
             for result in (*self._waiting, *(busy.result for busy in self._busy.values()))
-            if result.held.job.id in self._sent_in_vain and result.held.job.id not in still_ours
+            if result.held in self._sent_in_vain and result.held not in still_ours
         ]
-        self._waiting = [result for result in self._waiting if result not in found]
         for result in found:
-            self._forget(result.held.job.id)
+            self._forget(result.held)
+        gone = {result.held for result in found}
+        self._waiting = [result for result in self._waiting if result.held not in gone]
         self._sent_in_vain.clear()
         return found
 
     def _postpone(self, result: Result) -> None:
-        job_id = result.held.job.id
-        tries = self._busy[job_id].tries + 1 if job_id in self._busy else 0
+        busy = self._busy.get(result.held)
+        tries = busy.tries + 1 if busy else 0
         again = monotonic() + min(_SHORTEST_BUSY * 2.0 ** min(tries, 20), _LONGEST_BUSY)
-        self._busy[job_id] = _Busy(result, tries, again)
+        self._busy[result.held] = _Busy(result, tries, again)
 
-    def _forget(self, job_id: int) -> None:
-        self._busy.pop(job_id, None)
-        self._sent_in_vain.discard(job_id)
+    def _forget(self, held: Held) -> None:
+        self._busy.pop(held, None)
+        self._sent_in_vain.discard(held)

@@ -27,6 +27,7 @@ class Run:
     duration: float = 0.0
     error: BaseException | None = None
     """What it failed with, if it did."""
+    interrupted: bool = False
 
 
 def tell_started(events: Events, run: Run) -> None:
@@ -48,12 +49,13 @@ def tell_ended(events: Events, run: Run, outcome: Outcome) -> None:
             if job.attempts >= job.max_attempts:
                 events.emit(event.JobFailed(worker=run.slot, job=job, error=error, duration=run.duration))
         case Interrupted():
+            run.interrupted = True
             events.emit(event.JobInterrupted(worker=run.slot, job=job, duration=run.duration))
 
 
 def tell_settled(events: Events, run: Run, kind: type[event.JobComplete | event.JobLost]) -> None:
-    """The database has been told."""
-    if events.wants(kind):
+    """The database has been told. Of a job that was interrupted nothing is complete."""
+    if events.wants(kind) and not (run.interrupted and kind is event.JobComplete):
         events.emit(kind(worker=run.slot, job=run.held.job, error=run.error, duration=run.duration))
 
 

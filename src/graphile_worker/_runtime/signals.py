@@ -73,6 +73,8 @@ class SignalSubscriber:
             if not _handlers.subscribers:
                 _handlers.install()
             _handlers.subscribers.append(self)
+            if _handlers.first is not None:  # the others are stopping already
+                self.tell(signal.Signals(_handlers.first), _handlers.count)
 
     def unsubscribe(self) -> None:
         """End. After the last worker's end the signal goes to whoever handles it now."""

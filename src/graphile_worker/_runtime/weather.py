@@ -40,6 +40,10 @@ class Weather:
             )
         self._ask_again = monotonic() + pause_after(self._failures)
 
+    def hurry(self) -> None:
+        """Ask again at once: there is not much time left."""
+        self._ask_again = 0.0
+
     def answered(self) -> None:
         """It did."""
         if self._since is not None:

@@ -7,11 +7,13 @@ under load few exchanges do much, and without load none waits.
 from __future__ import annotations
 
 import asyncio
+import functools
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from graphile_worker import events as event
 from graphile_worker._db.exchange import NOTHING, Wish
+from graphile_worker._runtime.adoption import reconcile
 from graphile_worker._runtime.exchanger import OutageError
 from graphile_worker._runtime.looks import Looks
 from graphile_worker._runtime.prefetch import Prefetched
@@ -25,7 +27,7 @@ from graphile_worker.outcome import Completed, Failed
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from graphile_worker._db.exchange import Held, Locked, QueueLock, Reply, Result
+    from graphile_worker._db.exchange import Held, Locked, Reply, Result
     from graphile_worker._runtime.clock import Clock
     from graphile_worker._runtime.exchanger import Exchanger
     from graphile_worker._runtime.executor import Executor
@@ -34,16 +36,14 @@ if TYPE_CHECKING:
     from graphile_worker.events import WorkerPool
     from graphile_worker.logs import ScopedLogger
     from graphile_worker.options import WorkerOptions
+    from graphile_worker.outcome import Outcome
 
-_RENEW_AFTER = 3600.0
 _HOUSEKEEPING = 60.0
 GIVE_UP_AFTER = 10.0
 """Seconds for which a worker that stops waits for a database that does not answer."""
 
 
 class Worker(Service):
-    """See the module."""
-
     name = "worker"
 
     def __init__(
@@ -66,33 +66,35 @@ class Worker(Service):
         self._flags = flags
         self._clock = clock
         self._events = events
-        self._once = options.once
         self._looks = Looks(options.poll_interval)
-        self._prefetched = Prefetched()
+        self._prefetched = Prefetched(events, pool)
         self._prefetching = options.prefetch > 0
         self._slots = [
             event.Worker(f"{pool.id}-{number}", number) for number in range(options.concurrency, 0, -1)
         ]
-        self._held: dict[int, Held] = {}
-        self._running: dict[int, Run] = {}
-        self._ended: dict[int, Run] = {}
+        # Not by their ids: a job that somebody freed while it ran may be claimed a second time.
+        self._held: set[Held] = set()
+        self._running: dict[Held, Run] = {}
+        self._ended: dict[Held, Run] = {}
         self._results = Results()
         self._weather = Weather(logger)
         self._house_kept = monotonic()
         flags.answered = self.look
+        self._claims_unknown = False
         self._stopping = False
         self._interrupted = False
         self._created = False
+        self._saving = False
         self._given_up = False
         self._nothing_left = False
         self.idle = asyncio.Event()
         """Set when the worker was told to stop, or to end when nothing is left, and nothing is in hand."""
         self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with the error that the worker cannot go on after."""
+        self.complaint: GraphileWorkerError | None = None
+        """Why it ended by itself before everything was done."""
         self.done = 0
         self.failed = 0
-
-    # From outside
 
     async def connect(self) -> None:
         """Connect for the first time; an error is the caller's."""
@@ -118,7 +120,8 @@ class Worker(Service):
         self._stopping = True
         for slot in (*reversed(self._slots), *(run.slot for run in self._running.values())):
             self._events.emit(event.WorkerRelease(worker=slot))
-        self._give_back(self._prefetched.give_back(), mode="RELEASED")
+        self._results.add(self._prefetched.give_back("RELEASED"))
+        self._weather.hurry()
         self.wake()
 
     def interrupt(self) -> None:
@@ -128,7 +131,13 @@ class Worker(Service):
         self._interrupted = True
         for run in self._running.values():
             if run.task is not None:
+                # One that is cancelled before its first step never gets to say that it has ended.
+                run.task.add_done_callback(functools.partial(self._bury, run))
                 run.task.cancel("the worker is stopping")
+
+    def _bury(self, run: Run, _task: asyncio.Task[None]) -> None:
+        if run.held in self._running:
+            self._end_run(run, self._executor.interrupted)
 
     def give_up(self, error: BaseException) -> None:
         """What is in hand will not be recorded."""
@@ -138,7 +147,7 @@ class Worker(Service):
     @property
     def in_hand(self) -> Sequence[Held]:
         """Jobs that are ours, and whose outcome is not recorded."""
-        return tuple(self._held.values())
+        return tuple(self._held)
 
     @property
     def running(self) -> Sequence[Held]:
@@ -153,14 +162,14 @@ class Worker(Service):
     async def end(self) -> None:
         """Let the connection go, whether or not all is recorded."""
         self._given_up = True
+        if self._saving and self._task is not None:
+            await asyncio.wait([self._task])
         await self.stop()
         await self._exchanger.disconnect()
         self._executor.close()
         error = self.fatal.exception() if self.fatal.done() else None
         for slot in reversed(self._slots if self._created else ()):
             self._events.emit(event.WorkerStop(worker=slot, error=error))
-
-    # The loop
 
     async def _run(self) -> None:
         try:
@@ -172,20 +181,24 @@ class Worker(Service):
 
     async def _save(self) -> None:
         """The event loop is being closed under us, and waits for us: what we hold would stay locked."""
+        self._saving = True
         self.begin_stop()
         self.interrupt()
         await self._exchanger.disconnect()
-        until = monotonic() + GIVE_UP_AFTER
-        while monotonic() < until:
+        quiet_since = monotonic()
+        while monotonic() - quiet_since < GIVE_UP_AFTER:
             self._woken.clear()
             delay = await self.tick()
             if self.idle.is_set() or self.fatal.done():
                 break
-            await self._sleep(delay)
+            await self._sleep(min(delay if delay is not None else 1.0, 1.0))
+            if self._running:  # on threads: nobody can hurry them
+                quiet_since = monotonic()
         await self._exchanger.disconnect()
 
     async def tick(self) -> float | None:
         """One exchange, if there is a reason for one."""
+        self._check_idle()
         if self._weather.pause:
             return self._weather.pause
         try:
@@ -202,7 +215,7 @@ class Worker(Service):
             return None
 
     async def _tick(self) -> float | None:
-        if self.fatal.done():
+        if self.fatal.done() or self.idle.is_set():
             return None
         if not self._exchanger.connected:
             await self._reconnect()
@@ -226,6 +239,7 @@ class Worker(Service):
             unknown = not isinstance(error, OutageError) or error.unknown
             self._results.put_back(results, perhaps_recorded=unknown)
             if wish.wanted:
+                self._claims_unknown = self._claims_unknown or unknown
                 self._looks.wake()
                 why = error.error if isinstance(error, OutageError) and error.error else error
                 self._events.emit(event.WorkerGetJobError(worker=self._first_slot(), error=why))
@@ -241,24 +255,26 @@ class Worker(Service):
             self._receive(wish, reply)
 
     async def _wish(self) -> Wish:
-        wanted = self._room()
-        if wanted <= 0 or not (self._results or self._looks.due()):
+        if self._room() <= 0 or not (self._results or self._looks.due()):
             return NOTHING
         flags = await self._flags.current()
         if flags is None:
             # Nobody can say what is forbidden: nothing is claimed until somebody can.
-            if self._once and self._flags.error is not None:
-                raise ConfigurationError(f"forbidden_flags failed: {self._flags.error!r}.")
+            self._nothing_left = False
             self._looks.postpone()
+            if self._options.once and self._flags.error is not None:
+                self.complaint = ConfigurationError(f"forbidden_flags failed: {self._flags.error!r}.")
+                self.begin_stop()
             return NOTHING
-        if flags:
-            wanted = min(wanted, len(self._slots))
-        if self._stopping or wanted <= 0:
+        wanted = self._room()
+        # What is in hand may all be waiting for its queue: then the free slots want something else.
+        needed = len(self._slots) - self._prefetched.ready
+        if self._stopping or max(wanted, needed) <= 0:
             return NOTHING
         return Wish(
-            wanted=wanted,
+            wanted=max(wanted, needed),
             # Without prefetch a queue gives one job at a time: the next may run elsewhere.
-            run_length=max(1, self._options.prefetch) if not flags else 1,
+            run_length=self._options.prefetch if self._ahead and wanted > needed else 1,
             forbidden_flags=flags or None,
             as_of=self._clock.as_of,
             mark=self._looks.begin(),
@@ -267,10 +283,17 @@ class Worker(Service):
 
     def _room(self) -> int:
         """How many jobs we would take."""
-        if self._stopping:
+        if self._stopping or self.idle.is_set():
             return 0
-        ahead = self._options.prefetch if self._prefetching and self._flags.unused else 0
-        return self._options.concurrency + ahead - len(self._running) - len(self._prefetched)
+        in_hand = len(self._running) + len(self._prefetched)
+        return max(
+            self._options.concurrency + self._ahead - in_hand, len(self._slots) - self._prefetched.ready
+        )
+
+    @property
+    def _ahead(self) -> int:
+        """How many jobs to claim beyond the slots."""
+        return self._options.prefetch if self._prefetching and self._flags.unused else 0
 
     def _delay(self) -> float | None:
         """Seconds until there is something to do, if nobody wakes us."""
@@ -287,15 +310,15 @@ class Worker(Service):
         return max(0.0, min(delays))
 
     def _check_idle(self) -> None:
-        if (self._stopping or (self._once and self._nothing_left)) and not self._held:
+        done = self._stopping or (self._options.once and self._nothing_left)
+        if done and not self._held and not self._claims_unknown:
             self.idle.set()
-
-    # Claimed jobs
 
     def _receive(self, wish: Wish, reply: Reply) -> None:
         if not reply.claimed and self._events.wants(event.WorkerGetJobEmpty):
             self._events.emit(event.WorkerGetJobEmpty(worker=self._first_slot()))
-        self._nothing_left = not (reply.claimed or reply.contended or wish.mark) and not self._looks.due()
+        seen_all = not (reply.contended or reply.next_queue or wish.mark)
+        self._nothing_left = seen_all and not reply.claimed and not self._looks.due()
         self._hold(reply.claimed)
         if self._prefetching and reply.claimed:
             jobs = [held.job for held in reply.claimed]
@@ -304,26 +327,27 @@ class Worker(Service):
 
     def _hold(self, claimed: Iterable[Held]) -> None:
         claimed = list(claimed)
-        self._held.update((held.job.id, held) for held in claimed)
+        self._held.update(claimed)
         self._prefetched.add(claimed)
         if self._stopping:
-            self._give_back(self._prefetched.give_back(), mode="RELEASED")
+            self._results.add(self._prefetched.give_back("RELEASED"))
 
     def _start_jobs(self) -> None:
         loop = asyncio.get_running_loop()
         while self._slots and not self._stopping and (held := self._prefetched.take()) is not None:
             run = Run(held, self._slots.pop(), monotonic())
-            self._running[held.job.id] = run
+            self._running[held] = run
             tell_started(self._events, run)
             run.task = loop.create_task(self._run_job(run), context=self._executor.context())
 
     async def _run_job(self, run: Run) -> None:
-        outcome = await self._executor.execute(run.held)
+        self._end_run(run, await self._executor.execute(run.held))
+
+    def _end_run(self, run: Run, outcome: Outcome) -> None:
         run.duration = monotonic() - run.since
         run.task = None
-        job_id = run.held.job.id
-        del self._running[job_id]
-        self._ended[job_id] = run
+        del self._running[run.held]
+        self._ended[run.held] = run
         self._slots.append(run.slot)
         self._prefetching = self._options.prefetch > 0
         self.done += isinstance(outcome, Completed)
@@ -339,65 +363,38 @@ class Worker(Service):
         horizon = monotonic() - self._options.prefetch_ttl
         if oldest is not None and oldest <= horizon:
             self._prefetching = False
-            self._give_back(self._prefetched.give_back(claimed_until=horizon), mode="TTL_EXPIRED")
-
-    def _give_back(self, results: list[Result], *, mode: str) -> None:
-        if results:
-            jobs = [result.held.job for result in results]
-            self._events.emit(event.LocalQueueReturnJobs(worker_pool=self._pool, jobs=jobs))
-            self._events.emit(
-                event.LocalQueueSetMode(worker_pool=self._pool, old_mode="WAITING", new_mode=mode)
-            )
-        self._results.add(results)
+            self._results.add(self._prefetched.give_back("TTL_EXPIRED", claimed_until=horizon))
 
     def _first_slot(self) -> event.Worker:
         return self._slots[-1] if self._slots else next(iter(self._running.values())).slot
 
     def _settle(self, results: Iterable[Result], kind: type[event.JobComplete | event.JobLost]) -> None:
         for result in results:
-            job_id = result.held.job.id
-            self._held.pop(job_id, None)
-            run = self._ended.pop(job_id, None)  # none if it was given back without having run
+            self._held.discard(result.held)
+            run = self._ended.pop(result.held, None)  # none if it was given back without having run
             if run is not None:
                 tell_settled(self._events, run, kind)
 
-    # Weather
-
     async def _reconnect(self) -> None:
-        locked = await self._exchanger.connect()
-        spare = self._adopt(locked)
-        if spare:
-            await self._exchanger.unlock_queues(spare)
+        spare_queues = self._adopt(await self._exchanger.connect())
+        if spare_queues:
+            await self._exchanger.unlock_queues(spare_queues)
         self._weather.answered()
         self._looks.wake()
 
     def _adopt(self, locked: Locked) -> list[int]:
         """Take in hand what an exchange of which we got no answer claimed; returns queues to let go."""
-        found = {held.job.id: held for held in locked.jobs}
-        self._settle(self._results.confirm(found), event.JobComplete)
-        queues: dict[int, QueueLock] = {}
-        for job_id, held in self._held.items():
-            if job_id in found:
-                held.locked_at = found[job_id].locked_at
-            if held.queue is not None:
-                queues[held.queue.id] = held.queue
-        for queue_id, lock in queues.items():
-            lock.locked_at = locked.queues.get(queue_id, lock.locked_at)
-        adopted = [held for job_id, held in found.items() if job_id not in self._held]
-        self._hold(adopted)
+        found = reconcile(self._held, locked)
+        self._settle(self._results.confirm(found.still_ours), event.JobComplete)
+        self._claims_unknown = False
+        self._hold(found.adopted)
         self._start_jobs()
-        needed = queues.keys() | {held.queue.id for held in adopted if held.queue is not None}
-        return [queue_id for queue_id in locked.queues if queue_id not in needed]
+        return found.spare_queues
 
     async def _keep_house(self) -> None:
-        """Now and then: lock anew what has been ours for an hour, before anybody takes it for forgotten."""
+        """Now and then: see to what changes slowly."""
         if monotonic() - self._house_kept < _HOUSEKEEPING:
             return
         self._house_kept = monotonic()
         await self._exchanger.refresh_tasks()
-        oldest = self._clock.database_now().timestamp() - _RENEW_AFTER
-        jobs = [held for held in self._held.values() if held.locked_at.timestamp() < oldest]
-        locks = {held.queue.id: held.queue for held in self._held.values() if held.queue is not None}
-        queues = [lock for lock in locks.values() if lock.locked_at.timestamp() < oldest]
-        if jobs or queues:
-            await self._exchanger.renew(jobs, queues)
+        await self._exchanger.renew(self._held, self._clock.database_now())

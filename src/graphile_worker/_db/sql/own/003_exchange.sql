@@ -52,9 +52,9 @@ create or replace function {schema}._private_python_exchange_v1(
   revision integer,
   flags text,
   locked_at timestamptz,       -- of the claim; in the last row the time of the database
-  contended boolean,           -- there may be more: rows were locked by others, or not all queues were visited
+  contended boolean,           -- there may be more: rows were locked by others
   next_due timestamptz,        -- when the next job that we could run is due
-  next_queue integer,          -- the next call's after_queue
+  next_queue integer,          -- the next call's after_queue; 0 if all queues were visited
   cost double precision        -- seconds that the look for jobs took
 )
 language plpgsql
@@ -92,6 +92,11 @@ declare
   obtained integer[];
   locked bigint[];
   locked_queues integer[];
+  locked_tasks integer[];
+  passed_over bigint[] := '{}';      -- jobs of this level that we have, or cannot have
+  passed_tasks integer[] := '{}';    -- tasks that have no more jobs for us in this level
+  tries integer := 0;
+  short boolean;
   is_contended boolean := false;
   due timestamptz;
   queue_cursor integer := 0;
@@ -232,6 +237,7 @@ begin
             and job.priority = level and job.run_at <= as_of
             and (job.run_at, job.id) > (from_run_at, from_id)
             and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+            and job.id <> all (passed_over)
           order by job.run_at, job.id limit page_size
         ) as job
       ), found as (
@@ -239,16 +245,26 @@ begin
         from page
         join {schema}._private_job_queues as queue on queue.id = page.job_queue_id and queue.is_available
         where page.job_queue_id <> all (kept) and page.job_queue_id <> all (spent)
+          and cardinality(task_ids) = 1
         union all
-        -- Of queues that are ours the next job is found wherever it stands.
+        -- Of queues that are ours the next job is found wherever it stands; and so with several tasks, for then
+        -- the page of one may end before the page of another begins.
         select job.id, job.job_queue_id, job.run_at
-        from unnest(kept) as queue (id)
+        from (
+          select unnest(kept) as id
+          union
+          select page.job_queue_id
+          from page
+          join {schema}._private_job_queues as queue on queue.id = page.job_queue_id and queue.is_available
+          where page.job_queue_id <> all (spent) and cardinality(task_ids) > 1
+        ) as queue
         cross join unnest(task_ids) as task (id)
         cross join lateral (
           select job.id, job.job_queue_id, job.run_at from {schema}._private_jobs as job
           where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
             and job.task_id = task.id and job.priority = level and job.run_at <= as_of
             and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+            and job.id <> all (passed_over)
           order by job.run_at, job.id limit run_length
         ) as job
       ), ranked as (
@@ -286,7 +302,7 @@ begin
             order by job.run_at, job.id limit run_length
           ) as job
           where visited.queue_id <> all (kept) and visited.queue_id <> all (spent)
-            and job.id <> all (candidate_ids)
+            and job.id <> all (candidate_ids) and job.id <> all (passed_over)
         ), ranked as (
           select found.*, row_number() over (partition by job_queue_id order by run_at, id) as place from found
         )
@@ -297,12 +313,11 @@ begin
           (select case when bool_or(queue_id is null) then 0 else max(queue_id) end from visited)
           into candidate_ids, candidate_queues, candidate_times, queue_cursor
           from ranked where ranked.place <= run_length;
-        -- Not all queues were visited if we did not begin with the first, or did not get to the last.
-        is_contended := is_contended or after_queue > 0 or queue_cursor > 0;
       end if;
     end if;
 
-    if cardinality(candidate_ids) = 0 and cardinality(task_ids) = 1 then
+    short := false;
+    if cardinality(candidate_ids) = 0 and cardinality(task_ids) = 1 and tries = 0 then
       quota_tasks := task_ids;
       quotas := array[missing];
     else
@@ -318,9 +333,10 @@ begin
               and job.priority = level and job.run_at <= as_of
               and (job.run_at, job.id) > (from_run_at, from_id)
               and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+              and job.id <> all (passed_over)
             order by job.run_at, job.id limit missing
           ) as job
-          where level_without_queue = level
+          where level_without_queue = level and task.id <> all (passed_tasks)
           union all
           select candidate.id, candidate.queue_id, candidate.run_at, null
           from unnest(candidate_ids, candidate_queues, candidate_times) as candidate (id, queue_id, run_at)
@@ -359,6 +375,7 @@ begin
         where chosen.queue_id = any (obtained);
       if cardinality(locked) < cardinality(chosen_ids) then
         is_contended := true;
+        short := true;
         -- Somebody's transaction has the first job of a queue: not a reason for the others of it to wait.
         select locked || coalesce(array_agg(job.id), '{}'),
             locked_queues || coalesce(array_agg(job.job_queue_id), '{}')
@@ -379,8 +396,15 @@ begin
       claimed := claimed || locked;
       missing := missing - cardinality(locked);
       claimed_queues := claimed_queues || locked_queues;
+      passed_over := passed_over || chosen_ids || locked;
+      spent := spent || array(
+        select chosen.queue_id from unnest(chosen_queues) as chosen (queue_id)
+        where chosen.queue_id <> all (obtained)
+      );
       if run_length > 1 then
-        kept := kept || locked_queues;
+        kept := kept || array(
+          select distinct queue.id from unnest(locked_queues) as queue (id) where queue.id <> all (kept)
+        );
       else
         select coalesce(array_agg(queue.id), '{}') into kept
           from unnest(kept) as queue (id) where queue.id <> all (locked_queues);
@@ -389,7 +413,8 @@ begin
     end if;
 
     if level_without_queue = level and cardinality(quotas) > 0 then
-      select coalesce(array_agg(job.id), '{}') into locked
+      select coalesce(array_agg(job.id), '{}'), coalesce(array_agg(quota.task_id), '{}')
+        into locked, locked_tasks
         from unnest(quota_tasks, quotas) as quota (task_id, size)
         cross join lateral (
           select job.id from {schema}._private_jobs as job
@@ -397,11 +422,22 @@ begin
             and job.priority = level and job.run_at <= as_of
             and (job.run_at, job.id) > (from_run_at, from_id)
             and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+            and job.id <> all (passed_over)
           order by job.run_at, job.id limit quota.size
           for update skip locked
         ) as job;
       claimed := claimed || locked;
+      passed_over := passed_over || locked;
       missing := missing - cardinality(locked);
+      if cardinality(locked) < (select sum(quota.size) from unnest(quotas) as quota (size)) then
+        short := short or cardinality(task_ids) > 1 or cardinality(chosen_ids) > 0;
+        passed_tasks := passed_tasks || array(
+          select quota.task_id from unnest(quota_tasks, quotas) as quota (task_id, size)
+          where quota.size > (
+            select count(*) from unnest(locked_tasks) as found (task_id) where found.task_id = quota.task_id
+          )
+        );
+      end if;
       -- Rows that somebody has locked look like no rows.
       is_contended := is_contended or missing > 0 and exists (
         select from unnest(task_ids) as task (id)
@@ -416,6 +452,13 @@ begin
         ) as job
       );
     end if;
+
+    -- What we chose and could not have must not keep us from what stands behind it.
+    tries := tries + 1;
+    continue when short and missing > 0 and tries < 8;
+    passed_over := '{}';
+    passed_tasks := '{}';
+    tries := 0;
 
     if missing > 0 then
       -- Jobs in queues that others hold are left out: whoever releases such a queue tells us.
