@@ -163,6 +163,8 @@ class TestArguments:
             ({"forbidden_flags": [1]}, r"forbidden_flags is \[1\]"),
             ({"max_pool_size": 0}, "max_pool_size is 0"),
             ({"events": object()}, "events= takes an Events"),
+            ({"listen": "no"}, "listen is 'no'; it must be True or False"),
+            ({"logger": 1}, "logger= takes a logger"),
             ({"pool": object()}, "pool= takes a pool of asyncpg's"),
             ({"min_reset_locked_interval": 5, "max_reset_locked_interval": 4}, "is longer than"),
         ],
@@ -1012,8 +1014,12 @@ class TestEvents:
 
     async def test_names_and_listeners_are_checked(self) -> None:
         heard = Heard()
-        with pytest.raises(ConfigurationError, match="There is no event 'job:done'"):
-            heard.events.on("job:done", print)
+        with pytest.raises(ConfigurationError, match=r"no event 'job:starts'. Did you mean 'job:start'\?"):
+            heard.events.on("job:starts", print)
+        with pytest.raises(ConfigurationError, match="no event"):
+            heard.events.on(int, print)  # type: ignore[type-var]
+        with pytest.raises(ConfigurationError, match="A listener is a function, not 5"):
+            heard.events.on("job:start", 5)  # type: ignore[call-overload]
 
         async def listener(_event: event.Event) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -146,6 +147,8 @@ class JobContext:
         ``ctx.blocking(ctx.add_job("next"))`` runs on the worker's event loop while this thread waits.
         """
         if threading.get_ident() == self._surroundings.loop_thread:
+            if inspect.iscoroutine(awaitable):
+                awaitable.close()  # or Python complains that nobody awaited it
             raise TaskError("ctx.blocking is for plain functions. This is the event loop: use await.")
 
         async def waited() -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import inspect
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -56,6 +57,8 @@ class Events:
         """Call the listener with each such event; ``"*"`` and `Event` mean all. Also a decorator."""
         if listener is None:
             return lambda decorated: self.on(event, decorated)
+        if not callable(listener):
+            raise ConfigurationError(f"A listener is a function, not {listener!r}.")
         if inspect.iscoroutinefunction(listener):
             raise ConfigurationError(
                 "A listener is a plain function. In it, asyncio.create_task can start what takes longer."
@@ -83,7 +86,9 @@ class Events:
 
 
 def _name(event: type[Event] | str) -> str:
-    name = event if isinstance(event, str) else event.name
+    name = getattr(event, "name", event)
     if name not in EVENTS and name != "*":
-        raise ConfigurationError(f"There is no event {name!r}. There are: {', '.join(EVENTS)}.")
-    return name
+        near = difflib.get_close_matches(str(name), EVENTS, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else "docs/events.md lists them."
+        raise ConfigurationError(f"There is no event {name!r}. {hint}")
+    return str(name)

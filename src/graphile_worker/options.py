@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -30,6 +31,7 @@ _DURATIONS = {
     "interrupted_delay": "0 or more",
     "shutdown_grace": "0 or more",
 }
+_SWITCHES = ("listen", "use_local_time", "handle_signals", "migrate", "prepared_statements")
 _COUNTS = {"concurrency": 1, "prefetch": 0}
 _MOST = 100_000
 
@@ -98,6 +100,11 @@ class WorkerOptions:
             raise ConfigurationError("Pass listen_dsn, or listen=False, not both.")
         if not isinstance(self.events, Events):
             raise ConfigurationError(f"events= takes an Events, not a {type(self.events).__name__}.")
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigurationError(f"{name} is {getattr(self, name)!r}; it must be True or False.")
+        if self.logger is not None and not isinstance(self.logger, logging.Logger | logging.LoggerAdapter):
+            raise ConfigurationError(f"logger= takes a logger, not a {type(self.logger).__name__}.")
         for name, least in _COUNTS.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:

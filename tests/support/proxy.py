@@ -107,5 +107,7 @@ async def proxied(dsn: str) -> AsyncIterator[tuple[Proxy, str]]:
     local = await proxy.start()
     user = f"{parts.username or 'postgres'}" + (f":{parts.password}" if parts.password else "")
     query["sslmode"] = "disable"
-    yield proxy, urlunsplit(("postgresql", f"{user}@127.0.0.1:{local}", parts.path, urlencode(query), ""))
-    await proxy.stop()
+    try:
+        yield proxy, urlunsplit(("postgresql", f"{user}@127.0.0.1:{local}", parts.path, urlencode(query), ""))
+    finally:
+        await proxy.stop()

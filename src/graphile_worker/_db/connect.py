@@ -162,6 +162,10 @@ class Pool:
                 await _end(own)
             return
         with connecting(Target("the pool given", {})):
+            if self._given.is_closing():
+                raise ConfigurationError(
+                    "The pool given was closed under the worker. Stop the worker before closing its pool."
+                )
             given = await self._given.acquire(timeout=_ACQUIRE_TIMEOUT)
         try:
             yield given
@@ -182,13 +186,16 @@ class Pool:
 
     def _check_usable(self) -> None:
         if self._closing is not None:
-            raise ConfigurationError("The connections were closed already. Make a new WorkerUtils.")
+            raise ConfigurationError(
+                "The connections were closed already: the worker has stopped, or the WorkerUtils was closed."
+            )
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
         if self._loop is not loop:
             raise ConfigurationError(
-                "These connections belong to another event loop. Make a WorkerUtils for each loop."
+                "These connections belong to another event loop. Make a WorkerUtils for each loop; in a task "
+                "that is a plain function, use ctx.blocking(...)."
             )
 
     async def _close(self) -> None:

@@ -184,17 +184,18 @@ def _changes(results: Sequence[Result], *, unicode: bool) -> str | None:
 
 def _change(held: Held, outcome: Outcome, *, unicode: bool) -> dict[str, object]:
     job = held.job
+    change: dict[str, object] = {"id": job.id, "locked_at": held.locked_at.isoformat()}
     match outcome:
         case Failed(error=error):
             text = describe_error(error)
             if not unicode:  # the database may not have every character
                 text = text.encode("ascii", "backslashreplace").decode()
-            return {"id": job.id, "action": "fail", "error": text}
+            return {**change, "action": "fail", "error": text}
         case Interrupted() | Returned():
             # Without a delay it keeps its run_at, and with it its place among the others.
             delay = (isinstance(outcome, Interrupted) and outcome.delay) or None
             attempts = None if held.superseded else job.attempts
-            return {"id": job.id, "action": "return", "delay": delay, "attempts": attempts, "key": job.key}
+            return {**change, "action": "return", "delay": delay, "attempts": attempts, "key": job.key}
         case Completed():
             raise AssertionError("completed jobs are not changed but deleted")
 

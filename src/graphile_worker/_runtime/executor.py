@@ -52,7 +52,8 @@ def read_handlers(tasks: Tasks) -> dict[str, Handler]:
 def _read_handler(identifier: str, function: Callable[..., Any]) -> Handler:
     check_text("identifier", identifier, most=MOST_IDENTIFIER, code="GWBID")
     if not callable(function):
-        raise ConfigurationError(f"The task {identifier!r} is {function!r}, which is no function.")
+        hint = " Pass the function itself, without calling it." if inspect.isawaitable(function) else ""
+        raise ConfigurationError(f"The task {identifier!r} is {function!r}, which is no function.{hint}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(f"The task {identifier!r} yields, so calling it would run nothing of it.")
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
@@ -99,6 +100,10 @@ class Executor:
     def context(self) -> Context:
         """The context variables that a job starts with: those of whoever started the worker."""
         return self._context.copy()
+
+    def warn(self) -> None:
+        """Let running tasks know that the worker is stopping."""
+        self._surroundings.stopping.set()
 
     def close(self) -> None:
         """Nothing more will run."""

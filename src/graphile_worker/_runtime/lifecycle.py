@@ -89,14 +89,12 @@ class Runner:
 
     def _make_services(self, handlers: Mapping[str, Handler]) -> None:
         options, clock = self._options, Clock(local=self._options.use_local_time)
-        self._surroundings = Surroundings(
-            worker_id=self.id, utils=self.utils, logger=self.logger, now=clock.now
-        )
+        surroundings = Surroundings(worker_id=self.id, utils=self.utils, logger=self.logger, now=clock.now)
         self._worker = Worker(
             pool=self._pool,
             options=options,
             exchanger=Exchanger(self._session, self.id, handlers),
-            executor=Executor(handlers, self._surroundings, options.interrupted_delay),
+            executor=Executor(handlers, surroundings, options.interrupted_delay),
             flags=self._flags,
             clock=clock,
             events=self.events,
@@ -200,7 +198,6 @@ class Runner:
     async def _stop(self, message: str) -> None:
         self.events.emit(event.Stop())
         self.events.emit(event.PoolGracefulShutdown(worker_pool=self._pool, message=message))
-        self._surroundings.stopping.set()
         self._worker.begin_stop()
         try:
             await self._until_recorded()
@@ -216,7 +213,7 @@ class Runner:
 
     async def _until_recorded(self) -> None:
         """Wait until nothing is in hand; interrupt what runs when it is time to."""
-        worker, interrupted_at = self._worker, None
+        worker, interrupted_at, named = self._worker, None, False
         last_ran = last_reached = monotonic()
         while not worker.idle.is_set():
             now = monotonic()
@@ -231,6 +228,10 @@ class Runner:
                     raise _unrecorded(worker.in_hand)
                 if not worker.running:
                     return
+            if worker.running and interrupted_at not in {None, now} and not named:
+                named = True
+                ids = ", ".join(str(held.job.id) for held in worker.running)
+                self.logger.warning("Waiting for jobs that cannot be interrupted: %s", ids)
             last_ran = now if worker.running else last_ran
             last_reached = now if worker.reachable else last_reached
             patience = now - GIVE_UP_AFTER
@@ -341,6 +342,11 @@ def _noticed(task: asyncio.Task[None]) -> None:
 
 def _unrecorded(in_hand: Sequence[Held]) -> ShutdownError:
     ids = [held.job.id for held in in_hand]
+    if not ids:
+        return ShutdownError(
+            "The worker stopped while the database could not be asked whether its last question claimed "
+            "jobs. If it did, they are locked, and will run when another worker frees them."
+        )
     shown = ", ".join(map(str, ids[:_MOST_SHOWN]))
     if len(ids) > _MOST_SHOWN:
         shown += f" and {len(ids) - _MOST_SHOWN} more"

@@ -118,6 +118,7 @@ class Worker(Service):
         if self._stopping:
             return
         self._stopping = True
+        self._executor.warn()
         for slot in (*reversed(self._slots), *(run.slot for run in self._running.values())):
             self._events.emit(event.WorkerRelease(worker=slot))
         self._results.add(self._prefetched.give_back("RELEASED"))
@@ -229,7 +230,7 @@ class Worker(Service):
         return self._delay()
 
     async def _exchange(self, results: list[Result], wish: Wish) -> None:
-        if wish.wanted and self._events.wants(event.WorkerGetJobStart):
+        if wish.wanted:
             self._events.emit(event.WorkerGetJobStart(worker=self._first_slot()))
         sent = monotonic()
         try:
@@ -315,7 +316,7 @@ class Worker(Service):
             self.idle.set()
 
     def _receive(self, wish: Wish, reply: Reply) -> None:
-        if not reply.claimed and self._events.wants(event.WorkerGetJobEmpty):
+        if not reply.claimed:
             self._events.emit(event.WorkerGetJobEmpty(worker=self._first_slot()))
         seen_all = not (reply.contended or reply.next_queue or wish.mark)
         self._nothing_left = seen_all and not reply.claimed and not self._looks.due()

@@ -22,7 +22,7 @@ create or replace function {schema}._private_python_exchange_v1(
   job_locks timestamptz[],
   queue_ids integer[],
   queue_locks timestamptz[],
-  -- What became of those that were not completed: [{id, action: fail | return, ...}].
+  -- What became of those that were not completed: [{id, locked_at, action: fail | return, ...}].
   changes json,
   -- What to claim.
   task_ids integer[],
@@ -68,6 +68,7 @@ as $body$
 #variable_conflict use_column
 declare
   recorded bigint[] := '{}';
+  recorded_locks timestamptz[] := '{}';
   kept integer[] := '{}';            -- queues that are ours, and may give us a job now
   released integer[];
   spent integer[] := '{}';           -- queues that gave us what they may
@@ -121,7 +122,8 @@ begin
         ) as queue;
     end if;
 
-    select coalesce(array_agg(job.id), '{}') into recorded
+    select coalesce(array_agg(job.id), '{}'), coalesce(array_agg(given.locked_at), '{}')
+      into recorded, recorded_locks
       from unnest(job_ids, job_locks, queue_ids, queue_locks) as given (id, locked_at, queue_id, queue_locked_at)
       cross join lateral (
         select job.id from {schema}._private_jobs as job
@@ -140,7 +142,10 @@ begin
     else
       delete from {schema}._private_jobs as job
         where job.id = any (recorded)
-          and not exists (select from json_to_recordset(changes) as change (id bigint) where change.id = job.id);
+          and not exists (
+            select from json_to_recordset(changes) as change (id bigint, locked_at timestamptz)
+            where change.id = job.id and change.locked_at = job.locked_at
+          );
       update {schema}._private_jobs as job
         set
           locked_at = null,
@@ -160,8 +165,10 @@ begin
             else job.attempts
           end
         from json_to_recordset(changes)
-          as change (id bigint, action text, error text, delay float8, attempts smallint, key text)
-        where job.id = change.id and job.id = any (recorded);
+          as change (
+            id bigint, locked_at timestamptz, action text, error text, delay float8, attempts smallint, key text
+          )
+        where job.id = change.id and job.locked_at = change.locked_at and job.id = any (recorded);
       -- Whoever has a free slot can have what was given back.
       perform pg_notify('jobs:insert', json_build_object('r', random(), 'count', count(*))::text)
         from json_to_recordset(changes) as change (id bigint, action text)
@@ -178,7 +185,11 @@ begin
         from unnest(job_ids, job_locks) as given (id, locked_at)
         left join {schema}._private_jobs as ours
           on ours.id = given.id and ours.locked_by = worker and ours.locked_at = given.locked_at
-        where given.id <> all (recorded);
+        -- A job that somebody freed and we claimed again may be there twice.
+        where not exists (
+          select from unnest(recorded, recorded_locks) as done (id, locked_at)
+          where done.id = given.id and done.locked_at = given.locked_at
+        );
       -- The queue of a job that is still ours stays locked.
       select coalesce(array_agg(queue.id), '{}') into kept
         from unnest(kept) as queue (id)

@@ -1,0 +1,417 @@
+"""Ways in which the worker once went wrong, each told in its test's name."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+
+from graphile_worker import (
+    ConfigurationError,
+    Drained,
+    JobContext,
+    JobSpec,
+    SchemaMissingError,
+    ShutdownError,
+    WorkerUtils,
+    run,
+    run_once,
+)
+from graphile_worker._runtime import lifecycle, notifier
+from graphile_worker.outcome import Returned
+from graphile_worker.testing import Databases
+from support.jobs import add, count, get
+from support.proxy import proxied
+from support.waiting import until
+from support.workers import Gate, Heard, locked, nothing, running
+
+once = functools.partial(run_once, handle_signals=False)
+
+
+@pytest.fixture(scope="session")
+def databases(default_databases: Databases) -> Databases:
+    return default_databases
+
+
+async def kill_sessions(db: asyncpg.Connection) -> None:
+    await db.execute(
+        """select pg_terminate_backend(pid) from pg_stat_activity
+        where datname = current_database() and pid <> pg_backend_pid()"""
+    )
+
+
+class TestPoolsOfTheCaller:
+    async def test_idle_connections_that_are_killed_are_replaced(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        heard = Heard()
+        async with (
+            asyncpg.create_pool(database, min_size=0, max_size=4) as pool,
+            running({"task": nothing}, None, pool=pool, heard=heard, poll_interval=0.1),
+        ):
+            await heard.until("worker:getJob:empty")
+            await kill_sessions(db)
+            await heard.until("pool:listen:success", 2)
+            await add(db)
+            await heard.until("job:complete")
+
+    async def test_one_that_is_closed_under_the_worker_ends_it_with_a_sentence(self, database: str) -> None:
+        pool = await asyncpg.create_pool(database, min_size=0, max_size=4)
+        runner = await run({"task": nothing}, pool=pool, handle_signals=False, poll_interval=0.05)
+        pool.terminate()
+        with pytest.raises(ConfigurationError, match="Stop the worker before closing its pool"):
+            await runner.wait()
+        await runner.stop()
+
+    async def test_its_limit_for_statements_does_not_cut_an_exchange_short(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        heard = Heard()
+        async with (
+            asyncpg.create_pool(database, min_size=0, max_size=4, command_timeout=0.2) as pool,
+            running({"task": nothing}, None, pool=pool, heard=heard, poll_interval=0.05),
+        ):
+            await add(db)
+            await heard.until("job:complete")
+            async with db.transaction():
+                await db.execute("lock table graphile_worker._private_jobs")
+                await asyncio.sleep(0.6)
+            await add(db)
+            await heard.until("job:complete", 2)
+        assert heard.counts["worker:getJob:error"] == 0
+
+
+async def test_an_exchange_that_fails_for_good_at_the_start_is_an_error_and_no_hang(
+    db: asyncpg.Connection, database: str
+) -> None:
+    await db.execute("drop function graphile_worker._private_python_exchange_v1")
+    async with asyncio.timeout(15):
+        with pytest.raises(SchemaMissingError):
+            await run({"task": nothing}, database, migrate=False, handle_signals=False)
+
+
+class TestBehindALockedRow:
+    @pytest.fixture
+    async def first(self, db: asyncpg.Connection, database: str) -> Any:
+        """A job that stands first, and that somebody's transaction has locked."""
+        job = await add(db, "task", payload="first", queue_name="q0")
+        other = await asyncpg.connect(database)
+        await other.execute("begin")
+        await other.execute("select from graphile_worker._private_jobs for update")
+        yield job
+        await other.execute("rollback")
+        await other.close()
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            {"identifier": "task"},
+            {"identifier": "task", "queue_name": "q1"},
+            {"identifier": "task", "queue_name": "q0"},
+            {"identifier": "other"},
+            {"identifier": "other", "queue_name": "q1"},
+        ],
+    )
+    @pytest.mark.usefixtures("first")
+    async def test_others_run(self, db: asyncpg.Connection, database: str, arguments: dict[str, Any]) -> None:
+        heard = Heard()
+        async with running({"task": nothing, "other": nothing}, database, heard=heard, poll_interval=0.05):
+            await add(db, payload="second", **arguments)
+            done = await heard.until("job:complete")
+            assert done.job.payload == "second"
+
+
+async def test_jobs_that_wait_for_their_queue_do_not_keep_free_slots_idle(database: str) -> None:
+    heard, gate = Heard(), Gate()
+    async with running(
+        {"slow": gate, "task": nothing}, database, heard=heard, concurrency=10, prefetch=10
+    ) as runner:
+        await runner.utils.add_jobs(JobSpec("slow", queue_name=f"q{n % 2}") for n in range(40))
+        await gate.until_begun(2)
+        await runner.utils.add_jobs(JobSpec("task") for _ in range(5))
+        await heard.until("job:complete", 5)
+        gate.open()
+
+
+async def test_more_queues_than_one_look_visits_do_not_keep_run_once_from_ending(
+    db: asyncpg.Connection, database: str
+) -> None:
+    async with WorkerUtils(database) as utils:
+        later = timedelta(hours=1)
+        await utils.add_jobs(JobSpec("task", queue_name=f"later {n}", run_at=later) for n in range(1100))
+        await utils.add_jobs(JobSpec("task", queue_name="locked") for _ in range(60))
+        due = await utils.add_job("task", queue_name="last")
+    await db.execute(
+        """update graphile_worker._private_job_queues set locked_by = 'x', locked_at = now()
+        where queue_name = 'locked'"""
+    )
+    async with asyncio.timeout(15):
+        assert await once({"task": nothing}, database) == Drained(1, 0)
+    assert await get(db, due.id) is None
+
+
+async def test_an_error_text_that_the_databases_encoding_does_not_have_is_recorded(
+    default_server: str,
+) -> None:
+    admin = await asyncpg.connect(default_server)
+    await admin.execute(
+        "create database gw_latin encoding 'LATIN1' lc_collate 'C' lc_ctype 'C' template template0"
+    )
+    dsn = default_server.replace("/postgres?", "/gw_latin?")
+
+    def task(_payload: Any) -> None:
+        raise ValueError("café ☃")
+
+    try:
+        async with WorkerUtils(dsn) as utils:
+            await utils.migrate()
+            await utils.add_job("task")
+            assert await once({"task": task}, dsn) == Drained(0, 1)
+            [job] = await utils.list_jobs()
+            assert job.last_error == "caf\\xe9 \\u2603"
+    finally:
+        await admin.execute("drop database gw_latin with (force)")
+        await admin.close()
+
+
+async def test_a_job_that_is_freed_and_claimed_again_by_the_same_worker_is_two_runs(
+    db: asyncpg.Connection, database: str
+) -> None:
+    heard, gate = Heard(), Gate()
+    async with running(
+        {"task": gate}, database, heard=heard, concurrency=2, prefetch=1, poll_interval=0.05
+    ) as runner:
+        await runner.add_job("task", queue_name="q")
+        await gate.until_begun()
+        await runner.utils.force_unlock_workers([runner.id])
+        await until(lambda: is_locked(db), "it is claimed again")
+        gate.open()
+        await heard.until("job:lost")
+        await heard.until("job:complete")
+        await runner.add_job("task", queue_name="q")
+        await heard.until("job:complete", 2)
+    assert await locked(db) == []
+    assert await count(db) == 0
+
+
+async def is_locked(db: asyncpg.Connection) -> bool:
+    return bool(await db.fetchval("select count(locked_at) = 1 from graphile_worker._private_jobs"))
+
+
+async def test_a_job_that_is_interrupted_before_its_first_step_is_given_back(
+    db: asyncpg.Connection, database: str
+) -> None:
+    heard = Heard()
+    runner = await run({"task": nothing}, database, events=heard.events, handle_signals=False)
+
+    @heard.events.on("job:start")
+    def start(_event: object) -> None:
+        # Its task is made right after this, and is cancelled before it ever runs.
+        asyncio.get_running_loop().call_soon(runner._worker.interrupt)
+        runner._worker.begin_stop()
+
+    job = await runner.add_job("task")
+    await heard.until("job:interrupted")
+    async with asyncio.timeout(15):
+        await runner.stop()
+    row = await get(db, job.id)
+    assert row is not None
+    assert (row["attempts"], row["locked_at"]) == (0, None)
+
+
+async def test_a_failing_flags_function_does_not_lose_results_of_run_once(
+    db: asyncpg.Connection, database: str
+) -> None:
+    asked = 0
+
+    def flags() -> list[str]:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            raise ValueError("gone")
+        return []
+
+    job = await add(db, queue_name="q")
+    with pytest.raises(ConfigurationError, match="gone"):
+        await once({"task": nothing}, database, forbidden_flags=flags)
+    assert await get(db, job["id"]) is None
+    assert await locked(db) == []
+
+
+async def test_a_flags_function_that_is_cancelled_has_failed(database: str) -> None:
+    heard, cancel = Heard(), True
+
+    async def flags() -> list[str]:
+        if cancel:
+            raise asyncio.CancelledError
+        return []
+
+    async with running(
+        {"task": nothing}, database, heard=heard, forbidden_flags=flags, poll_interval=0.05
+    ) as runner:
+        await runner.add_job("task")
+        cancel = False
+        await heard.until("job:complete")
+
+
+async def test_run_once_claims_nothing_after_it_has_found_nothing(
+    db: asyncpg.Connection, database: str
+) -> None:
+    """The next job may be due at that very moment."""
+    for n in range(30):
+        await add(db, run_at=datetime.now(UTC) + timedelta(milliseconds=10 + n))
+        await once({"task": nothing}, database, migrate=False)
+        assert await locked(db) == []
+
+
+async def test_a_thread_that_ends_long_after_the_interruption_is_recorded(
+    db: asyncpg.Connection, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "GIVE_UP_AFTER", 0.3)
+    heard, release = Heard(), threading.Event()
+    runner = await run(
+        {"task": lambda _: release.wait(20)}, database, events=heard.events, handle_signals=False
+    )
+    await runner.add_job("task")
+    await heard.until("job:start")
+    stopping = asyncio.create_task(runner.stop(grace=0))
+    await asyncio.sleep(0.6)
+    release.set()
+    await stopping
+    assert await count(db) == 0
+
+
+async def test_after_a_fatal_error_what_is_in_hand_is_named(db: asyncpg.Connection, database: str) -> None:
+    gate = Gate()
+    runner = await run({"task": gate}, database, handle_signals=False, poll_interval=0.05, concurrency=2)
+    job = await runner.add_job("task")
+    await gate.until_begun()
+    await db.execute("drop schema graphile_worker cascade")
+    with pytest.raises(SchemaMissingError):
+        await runner.wait()
+    with pytest.raises(ShutdownError) as raised:
+        await runner.stop()
+    assert raised.value.jobs == (job.id,)
+
+
+async def test_jobs_of_a_queue_keep_their_order_though_they_are_of_several_tasks(
+    db: asyncpg.Connection, database: str
+) -> None:
+    for _ in range(200):
+        await add(db, "a", queue_name="locked")
+    await db.execute("update graphile_worker._private_job_queues set locked_by = 'x', locked_at = now()")
+    await add(db, "a", payload="first", queue_name="q")
+    await add(db, "b", payload="second", queue_name="q")
+    ran: list[str] = []
+    await once({"a": ran.append, "b": ran.append}, database)
+    assert ran == ["first", "second"]
+
+
+async def test_a_run_over_several_priorities_claims_all_that_it_may(
+    db: asyncpg.Connection, database: str
+) -> None:
+    heard, gate = Heard(), Gate()
+    for n in range(25):
+        await add(db, queue_name=f"q{n % 3}", priority=n % 5)
+    async with running({"task": gate}, database, heard=heard, prefetch=10):
+        await gate.until_begun()
+        held = "select count(locked_at) from graphile_worker._private_jobs"
+        assert await db.fetchval(held) == 11
+        gate.open()
+        await heard.until("job:complete", 25)
+
+
+async def test_a_superseded_job_that_is_adopted_is_not_revived(database: str) -> None:
+    from graphile_worker._db import exchange  # noqa: PLC0415
+    from graphile_worker._db.sql import Schema  # noqa: PLC0415
+
+    connection = await asyncpg.connect(database)
+    tasks = await exchange.register_tasks(connection, Schema(), ["task"])
+    for key in ("k", None):
+        await add(connection, job_key=key, max_attempts=1)
+    await exchange.exchange(connection, Schema(), "w", [], exchange.Wish(wanted=2), tasks)
+    await connection.execute("select graphile_worker.remove_job('k')")
+    found = await exchange.read_locked(connection, Schema(), "w", tasks)
+    results = [exchange.Result(held, Returned(), None) for held in found.jobs]
+    await exchange.exchange(connection, Schema(), "w", results, exchange.NOTHING, tasks)
+    rows = await connection.fetch(
+        "select attempts, is_available from graphile_worker._private_jobs order by id"
+    )
+    assert [tuple(row) for row in rows] == [(1, False), (0, True)]
+    await connection.close()
+
+
+async def test_a_listening_connection_that_closes_early_is_not_taken_for_deaf(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifier, "_DEAF_INTERVAL", 3600)
+    heard = Heard()
+    async with proxied(database) as (proxy, dsn):
+
+        @heard.events.on("pool:listen:success")
+        def cut(_event: object) -> None:
+            if heard.counts["pool:listen:success"] < 3:
+                proxy.cut_all()
+
+        async with running({"task": nothing}, dsn, heard=heard, poll_interval=0.1):
+            await heard.until("pool:listen:success", 3)
+
+
+async def test_a_worker_that_holds_nothing_stops_at_once_though_the_database_is_away(database: str) -> None:
+    async with proxied(database) as (proxy, dsn):
+        heard = Heard()
+        runner = await run(
+            {"task": nothing}, dsn, events=heard.events, handle_signals=False, poll_interval=3600
+        )
+        looks = runner._worker._looks
+
+        async def waits_for_the_poll() -> bool:
+            return looks.delay > 100
+
+        await until(waits_for_the_poll, "no question is under way")
+        proxy.refusing = True
+        proxy.cut_all()
+        await heard.until("pool:listen:error", 2)
+        async with asyncio.timeout(8):
+            await runner.stop()
+
+
+async def test_an_interrupted_job_is_not_called_complete(database: str) -> None:
+    heard, gate = Heard(), Gate()
+    async with running({"task": gate}, database, heard=heard) as runner:
+        await runner.add_job("task")
+        await gate.until_begun()
+    assert heard.counts["job:interrupted"] == 1
+    assert heard.counts["job:complete"] == 0
+
+
+async def test_a_role_that_prefers_serializable_transactions_is_no_trouble(
+    db: asyncpg.Connection, database: str
+) -> None:
+    name = await db.fetchval("select current_database()")
+    await db.execute(f'alter database "{name}" set default_transaction_isolation = serializable')
+    heard = Heard()
+    async with WorkerUtils(database) as utils:
+        await utils.add_jobs(JobSpec("task", queue_name=f"q{n % 5}") for n in range(200))
+    async with (
+        running({"task": nothing}, database, heard=heard, concurrency=4),
+        running({"task": nothing}, database, heard=heard, concurrency=4),
+    ):
+        await heard.until("job:complete", 200)
+    assert heard.counts["worker:getJob:error"] == 0
+
+
+async def test_blocking_on_the_event_loop_is_refused(db: asyncpg.Connection, database: str) -> None:
+    async def task(_payload: Any, ctx: JobContext) -> None:
+        ctx.blocking(asyncio.sleep(0))
+
+    job = await add(db)
+    assert await once({"task": task}, database) == Drained(0, 1)
+    row = await get(db, job["id"])
+    assert row is not None
+    assert "use await" in row["last_error"]
