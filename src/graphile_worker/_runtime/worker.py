@@ -93,8 +93,7 @@ class Worker(Service):
         """Fails with the error that the worker cannot go on after."""
         self.complaint: GraphileWorkerError | None = None
         """Why it ended by itself before everything was done."""
-        self.done = 0
-        self.failed = 0
+        self.done = self.failed = 0
 
     async def connect(self) -> None:
         """Connect for the first time; an error is the caller's."""
