@@ -144,6 +144,7 @@ class Runner:
 
     async def _start(self) -> None:
         self.events.emit(event.PoolCreate(worker_pool=self._pool))
+        self._worker.announce()
         if self._options.migrate:
             await self.utils.migrate()
         await self._worker.connect()

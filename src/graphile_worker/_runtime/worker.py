@@ -83,7 +83,6 @@ class Worker(Service):
         self._claims_unknown = False
         self._stopping = False
         self._interrupted = False
-        self._created = False
         self._saving = False
         self._given_up = False
         self._nothing_left = False
@@ -95,17 +94,19 @@ class Worker(Service):
         """Why it ended by itself before everything was done."""
         self.done = self.failed = 0
 
+    def announce(self) -> None:
+        """Tell what there is."""
+        for slot in reversed(self._slots):
+            self._events.emit(event.WorkerCreate(worker=slot, tasks=self._pool.tasks))
+        if self._prefetching:
+            self._events.emit(event.LocalQueueInit(worker_pool=self._pool, size=self._options.prefetch))
+
     async def connect(self) -> None:
         """Connect for the first time; an error is the caller's."""
         try:
             self._adopt(await self._exchanger.connect())
         except OutageError as outage:
             raise outage.error or outage from None
-        self._created = True
-        for slot in reversed(self._slots):
-            self._events.emit(event.WorkerCreate(worker=slot, tasks=self._pool.tasks))
-        if self._prefetching:
-            self._events.emit(event.LocalQueueInit(worker_pool=self._pool, size=self._options.prefetch))
 
     def look(self) -> None:
         """There may be jobs."""
@@ -168,7 +169,7 @@ class Worker(Service):
         await self._exchanger.disconnect()
         self._executor.close()
         error = self.fatal.exception() if self.fatal.done() else None
-        for slot in reversed(self._slots if self._created else ()):
+        for slot in reversed(self._slots):
             self._events.emit(event.WorkerStop(worker=slot, error=error))
 
     async def _run(self) -> None:
@@ -194,6 +195,8 @@ class Worker(Service):
             await self._sleep(min(delay if delay is not None else 1.0, 1.0))
             if self._running:  # on threads: nobody can hurry them
                 quiet_since = monotonic()
+        if self._held:
+            self.logger.error("The event loop was closed before %d jobs were recorded", len(self._held))
         await self._exchanger.disconnect()
 
     async def tick(self) -> float | None:
