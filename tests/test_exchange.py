@@ -15,7 +15,7 @@ from graphile_worker._db import exchange as database
 from graphile_worker._db.exchange import Held, Position, Reply, Result, Wish
 from graphile_worker._db.sql import Schema
 from graphile_worker.outcome import Completed, Failed, Interrupted, Returned
-from support.jobs import add, count, get, one
+from support.jobs import add, count, existing, get, one
 from support.waiting import until_blocked
 from support.workers import locked
 
@@ -46,12 +46,6 @@ class Client:
 
 def done(held: Held, outcome: Any = Completed()) -> Result:  # noqa: B008 - it has no state
     return Result(held, outcome, held.queue)
-
-
-async def existing(db: asyncpg.Connection, job_id: int) -> asyncpg.Record:
-    row = await get(db, job_id)
-    assert row is not None
-    return row
 
 
 def numbers(claims: set[database.Claim]) -> set[int]:

@@ -25,7 +25,7 @@ from graphile_worker import (
 from graphile_worker._runtime import lifecycle, notifier
 from graphile_worker.outcome import Returned
 from graphile_worker.testing import Databases
-from support.jobs import add, count, get
+from support.jobs import add, count, existing, get
 from support.proxy import proxied
 from support.waiting import until
 from support.workers import Gate, Heard, locked, nothing, running
@@ -219,8 +219,7 @@ async def test_a_job_that_is_interrupted_before_its_first_step_is_given_back(
     await heard.until("job:interrupted")
     async with asyncio.timeout(15):
         await runner.stop()
-    row = await get(db, job.id)
-    assert row is not None
+    row = await existing(db, job.id)
     assert (row["attempts"], row["locked_at"]) == (0, None)
 
 
@@ -412,6 +411,5 @@ async def test_blocking_on_the_event_loop_is_refused(db: asyncpg.Connection, dat
 
     job = await add(db)
     assert await once({"task": task}, database) == Drained(0, 1)
-    row = await get(db, job["id"])
-    assert row is not None
+    row = await existing(db, job["id"])
     assert "use await" in row["last_error"]

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from graphile_worker import CleanupTask, Drained, JobContext, JobSpec, WorkerUtils, run_once
-from support.jobs import add, bring_to, count, get, one
+from support.jobs import add, bring_to, count, existing, one
 from support.workers import Gate, Heard, locked, nothing, running
 
 if TYPE_CHECKING:
@@ -183,8 +183,7 @@ class TestAttempts:
         for _ in range(5):
             await once({"task": task}, database)
             await db.execute("update graphile_worker._private_jobs set run_at = now()")
-        row = await get(db, job["id"])
-        assert row is not None
+        row = await existing(db, job["id"])
         assert (ran, row["attempts"], row["last_error"], row["is_available"]) == (3, 3, "never works", False)
 
     async def test_several_failures_are_recorded_together(

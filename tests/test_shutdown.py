@@ -26,7 +26,7 @@ from graphile_worker import (
 )
 from graphile_worker._runtime import lifecycle
 from graphile_worker.testing import Databases
-from support.jobs import add, count, get
+from support.jobs import add, count, existing, get
 from support.proxy import proxied
 from support.waiting import until
 from support.workers import Gate, Heard, locked, nothing, running
@@ -39,12 +39,6 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def databases(default_databases: Databases) -> Databases:
     return default_databases
-
-
-async def existing(db: asyncpg.Connection, job_id: int) -> asyncpg.Record:
-    row = await get(db, job_id)
-    assert row is not None
-    return row
 
 
 class TestStop:

@@ -32,7 +32,7 @@ from graphile_worker import (
 from graphile_worker import events as event
 from graphile_worker._db.connect import Pool
 from graphile_worker._runtime import notifier as notifier_module
-from support.jobs import add, bring_to, count, get, one
+from support.jobs import add, bring_to, count, existing, get, one
 from support.waiting import until
 from support.workers import Gate, Heard, locked, nothing, running
 
@@ -49,12 +49,6 @@ worker:fatalError job:start job:success job:error job:failed job:complete
 resetLocked:started resetLocked:success resetLocked:failure gracefulShutdown forcefulShutdown stop"""
 
 once = functools.partial(run_once, handle_signals=False)
-
-
-async def existing(db: asyncpg.Connection, job_id: int) -> asyncpg.Record:
-    row = await get(db, job_id)
-    assert row is not None
-    return row
 
 
 async def generator(_payload: Any) -> Any:

@@ -30,6 +30,12 @@ async def get(db: asyncpg.Connection, job_id: int) -> asyncpg.Record | None:
     return await db.fetchrow("select * from graphile_worker._private_jobs where id = $1", job_id)
 
 
+async def existing(db: asyncpg.Connection, job_id: int) -> asyncpg.Record:
+    row = await get(db, job_id)
+    assert row is not None
+    return row
+
+
 async def count(db: asyncpg.Connection) -> int:
     counted: int = await db.fetchval("select count(*) from graphile_worker._private_jobs")
     return counted

@@ -80,12 +80,8 @@ class Worker(Service):
         self._weather = Weather(logger)
         self._house_kept = monotonic()
         flags.answered = self.look
-        self._claims_unknown = False
-        self._stopping = False
-        self._interrupted = False
-        self._saving = False
-        self._given_up = False
-        self._nothing_left = False
+        self._claims_unknown = self._nothing_left = False
+        self._stopping = self._interrupted = self._saving = self._given_up = False
         self.idle = asyncio.Event()
         """Set when the worker was told to stop, or to end when nothing is left, and nothing is in hand."""
         self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
