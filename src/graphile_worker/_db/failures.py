@@ -92,8 +92,8 @@ def statement_failed(error: Exception, schema: Schema) -> GraphileWorkerError:  
             | asyncpg.UndefinedObjectError()
         ):
             return SchemaMissingError(
-                f"The schema {schema.name!r} is not installed in this database. Install it with "
-                "`await run_migrations()` or `await utils.migrate()`, or with `graphile-worker --schema-only`."
+                f"The schema {schema.name!r} is not installed in this database. Install it with `await "
+                "run_migrations()` or `await utils.migrate()`, or with `graphile-worker --schema-only`."
             )
         case asyncpg.CheckViolationError(constraint_name=str(name)) if name in _BY_CONSTRAINT:
             argument, code = _BY_CONSTRAINT[name]
