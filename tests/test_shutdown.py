@@ -24,6 +24,7 @@ from graphile_worker import (
     run,
     run_once,
 )
+from graphile_worker._db import connect, listen
 from graphile_worker._runtime import lifecycle
 from graphile_worker.testing import Databases
 from support.jobs import add, count, existing, get
@@ -366,6 +367,8 @@ class TestUnreachable:
         self, db: asyncpg.Connection, database: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(lifecycle, "GIVE_UP_AFTER", 0.3)
+        monkeypatch.setattr(connect, "_CLOSE_TIMEOUT", 0.3)
+        monkeypatch.setattr(listen, "_GOODBYE", 0.3)
         heard, gate = Heard(), Gate()
         async with proxied(database) as (proxy, dsn):
             runner = await run({"task": gate}, dsn, events=heard.events, handle_signals=False)
