@@ -267,10 +267,11 @@ begin
             where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
               and job.task_id = task.id and job.priority = level and job.run_at <= as_of
               and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+              and job.id <> all (passed_over)
             order by job.run_at, job.id limit run_length
           ) as job
           where visited.queue_id <> all (kept) and visited.queue_id <> all (spent)
-            and job.id <> all (candidate_ids) and job.id <> all (passed_over)
+            and job.id <> all (candidate_ids)
         ), ranked as (
           select found.*, row_number() over (partition by job_queue_id order by run_at, id) as place from found
         )
@@ -278,7 +279,10 @@ begin
           candidate_ids || coalesce(array_agg(ranked.id), '{}'),
           candidate_queues || coalesce(array_agg(ranked.job_queue_id), '{}'),
           candidate_times || coalesce(array_agg(ranked.run_at), '{}'),
-          (select case when bool_or(queue_id is null) then 0 else max(queue_id) end from visited)
+          -- Of all levels, in case that of this one is the smaller.
+          greatest(
+            queue_cursor, (select case when bool_or(queue_id is null) then 0 else max(queue_id) end from visited)
+          )
           into candidate_ids, candidate_queues, candidate_times, queue_cursor
           from ranked where ranked.place <= run_length;
       end if;

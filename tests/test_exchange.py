@@ -367,6 +367,23 @@ class TestRule5NoStarvation:
         assert ids(claimed) == [last["id"]]
         assert 1 < looks <= 4
 
+    async def test_of_two_priorities_neither_hides_queues_of_the_other(
+        self, db: asyncpg.Connection, worker: Client
+    ) -> None:
+        await db.execute("""
+            select graphile_worker.add_jobs(array(
+              select row('task', null, 'q' || n, null, null, null, n % 2, null)
+                ::graphile_worker.job_spec from generate_series(1, 1200) as n))
+        """)
+        await db.execute("update graphile_worker._private_job_queues set locked_by = 'x', locked_at = now()")
+        last = await add(db, queue_name="last", priority=0)
+        cursor, seen = 0, set()
+        for _ in range(4):
+            reply = await worker.exchange((), 1, after_queue=cursor)
+            seen.update(ids(reply.claimed))
+            cursor = reply.next_queue
+        assert seen == {last["id"]}
+
 
 class TestRule6EmptyIsNotIdle:
     @pytest.mark.parametrize("queue", [None, "q"])
