@@ -425,6 +425,21 @@ class TestRule6EmptyIsNotIdle:
         await other.reset()
 
 
+class TestRule8PlannerSettings:
+    async def test_its_plans_do_not_depend_on_the_session_or_on_statistics(
+        self, db: asyncpg.Connection, worker: Client
+    ) -> None:
+        settings = await db.fetchval(
+            "select proconfig from pg_proc where proname = '_private_python_exchange_v1'"
+        )
+        assert {"jit=off", "plan_cache_mode=force_generic_plan", "enable_seqscan=off"} <= set(settings)
+        await add(db)
+        await worker.connection.execute("set enable_indexscan = on; set plan_cache_mode = force_custom_plan")
+        assert len(await worker.claim()) == 1
+        kept = await worker.connection.fetchval("show plan_cache_mode")
+        assert kept == "force_custom_plan", "the session's own settings stay"
+
+
 class TestRule9Watermark:
     async def test_a_look_from_a_position_on_does_not_walk_past_what_is_gone(
         self, db: asyncpg.Connection, other: asyncpg.Connection, worker: Client

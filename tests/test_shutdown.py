@@ -387,6 +387,7 @@ class TestUnreachable:
 SCRIPT = """
 import asyncio, signal, sys, time
 from graphile_worker import run
+from graphile_worker._runtime import worker as worker_module
 
 async def slow(seconds):
     print("begun", flush=True)
@@ -406,7 +407,12 @@ async def main():
     if options.pop("custom", False):
         signal.signal(signal.SIGTERM, lambda *_: (print("passed on", flush=True), sys.exit(7)))
     forget = options.pop("forget", False)
+    impatient = options.pop("impatient", False)
+    worker_module.GIVE_UP_AFTER = options.pop("give_up_after", worker_module.GIVE_UP_AFTER)
     runner = await run({"slow": slow, "thread": thread}, sys.argv[1], **options)
+    if impatient:
+        await asyncio.sleep(0.5)
+        await asyncio.wait_for(runner.stop(), impatient)
     if forget:
         await asyncio.sleep(float(forget))
         raise SystemExit(5)
@@ -568,6 +574,25 @@ class TestAProgramThatForgetsToStop:
         rows = await db.fetch("select attempts from graphile_worker._private_jobs")
         assert len(rows) >= 3
         assert {row["attempts"] for row in rows} == {0}
+
+    async def test_also_if_it_gave_up_waiting_for_the_stop(
+        self, db: asyncpg.Connection, database: str, tmp_path: Path
+    ) -> None:
+        async with WorkerUtils(database) as utils:
+            await utils.add_jobs(JobSpec("slow", 60, queue_name=f"q{n}") for n in range(3))
+        async with program(tmp_path, database, impatient=0.2, handle_signals=False, concurrency=5) as worker:
+            assert await worker.end() == 1
+        assert await locked(db) == []
+        assert await db.fetchval("select max(attempts) from graphile_worker._private_jobs") == 0
+
+    async def test_and_records_what_a_thread_did_though_that_takes_its_time(
+        self, db: asyncpg.Connection, database: str, tmp_path: Path
+    ) -> None:
+        await add(db, "thread", payload=2, queue_name="q")
+        async with program(tmp_path, database, forget=0.2, give_up_after=0.5, handle_signals=False) as worker:
+            assert await worker.end() == 5
+        assert await locked(db) == []
+        assert await count(db) == 0
 
     async def test_leaving_the_block_on_an_error_stops_and_raises_it(
         self, db: asyncpg.Connection, database: str

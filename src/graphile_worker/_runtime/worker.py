@@ -188,9 +188,9 @@ class Worker(Service):
             delay = await self.tick()
             if self.idle.is_set() or self.fatal.done():
                 break
+            was_running = bool(self._running)  # on threads: nobody can hurry them
             await self._sleep(min(delay if delay is not None else 1.0, 1.0))
-            if self._running:  # on threads: nobody can hurry them
-                quiet_since = monotonic()
+            quiet_since = monotonic() if was_running else quiet_since
         if self._held:
             self.logger.error("The event loop was closed before %d jobs were recorded", len(self._held))
         await self._exchanger.disconnect()
