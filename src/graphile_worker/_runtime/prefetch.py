@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
+from bisect import insort
 from collections import deque
+from operator import attrgetter
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,6 @@ from graphile_worker.outcome import Returned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from datetime import datetime
 
     from graphile_worker._db.exchange import Held, QueueLock
     from graphile_worker.emitter import Events
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from graphile_worker.outcome import Outcome
 
 RETURNED = Returned()
+_order = attrgetter("order")
 
 
 class _Run:
@@ -45,8 +45,7 @@ class Prefetched:
     def __init__(self, events: Events, pool: WorkerPool) -> None:
         self._events = events
         self._pool = pool
-        self._ready: list[tuple[tuple[int, datetime, int], int, Held]] = []
-        self._numbers = itertools.count()  # never are two jobs themselves compared
+        self._ready: deque[Held] = deque()
         self._runs: dict[int, _Run] = {}
         self._since: dict[Held, float] = {}
 
@@ -81,7 +80,7 @@ class Prefetched:
         """The next job to run, if there is one that may."""
         if not self._ready:
             return None
-        _, _, held = heapq.heappop(self._ready)
+        held = self._ready.popleft()
         del self._since[held]
         if held.queue is not None:
             run = self._runs[held.queue.id]
@@ -108,7 +107,7 @@ class Prefetched:
                 del self._since[held]
         results = [
             Result(held, RETURNED, None)
-            for _, _, held in self._ready
+            for held in self._ready
             if held.queue is None and held not in self._since
         ]
         for queue_id, run in list(self._runs.items()):
@@ -121,8 +120,7 @@ class Prefetched:
             elif not run.waiting and not run.busy and returned:
                 results[-1] = results[-1]._replace(queue=run.lock)
                 del self._runs[queue_id]
-        self._ready = [entry for entry in self._ready if entry[2] in self._since]
-        heapq.heapify(self._ready)
+        self._ready = deque(held for held in self._ready if held in self._since)
         if results:
             jobs = [result.held.job for result in results]
             self._events.emit(event.LocalQueueReturnJobs(worker_pool=self._pool, jobs=jobs))
@@ -131,4 +129,7 @@ class Prefetched:
         return results
 
     def _push(self, held: Held) -> None:
-        heapq.heappush(self._ready, (held.order, next(self._numbers), held))
+        if not self._ready or self._ready[-1].order <= held.order:
+            self._ready.append(held)  # as a rule, for claims go from the first to the last
+        else:
+            insort(self._ready, held, key=_order)

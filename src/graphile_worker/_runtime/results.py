@@ -59,8 +59,10 @@ class Results:
         if perhaps_recorded:
             self._sent_in_vain.update(result.held for result in results)
 
-    def sort_out(self, results: Iterable[Result], reply: Reply) -> tuple[list[Result], list[Result]]:
+    def sort_out(self, results: list[Result], reply: Reply) -> tuple[list[Result], list[Result]]:
         """What was recorded, and what was not ours any more; the busy ones stay here."""
+        if not (reply.busy or reply.lost or self._busy or self._sent_in_vain):
+            return results, []
         recorded: list[Result] = []
         lost: list[Result] = []
         for result in results:

@@ -224,11 +224,13 @@ class Worker(Service):
         results = self._results.take()
         if results or wish.wanted:
             await self._exchange(results, wish)
+            # Jobs that were begun take their first step before we go on, and for many of them it is the last.
+            await asyncio.sleep(0)
         self._check_idle()
         return self._delay()
 
     async def _exchange(self, results: list[Result], wish: Wish) -> None:
-        if wish.wanted:
+        if wish.wanted and self._events.wants(event.WorkerGetJobStart):
             self._events.emit(event.WorkerGetJobStart(worker=self._first_slot()))
         sent = monotonic()
         try:

@@ -34,8 +34,9 @@ select * from {schema}._private_python_exchange_v1(
 );
 
 -- name: read_locked_jobs
+-- The columns stand as in the reply of an exchange.
 select
-  job.id, job.task_id, job.job_queue_id,
+  null, job.id, job.task_id, job.job_queue_id,
   (select queue.queue_name from {schema}._private_job_queues as queue where queue.id = job.job_queue_id),
   job.payload::text as payload, job.priority,
   least(greatest(job.run_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00') as run_at,
