@@ -29,12 +29,13 @@ declare
   kept integer[] := '{}';            -- queues that are ours, and may give us a job now
   released integer[];
   spent integer[] := '{}';           -- queues that gave us what they may
-  claimed bigint[] := '{}';
   claimed_queues integer[] := '{}';
   missing integer := greatest(wanted, 0);
+  level smallint;
   level_without_queue smallint;
   level_with_queue smallint;
-  level smallint;
+  tasks_without_queue integer[];     -- those that have jobs for us, if there are any in this level
+  tasks_with_queue integer[];
   from_priority smallint := coalesce(mark_priority, -32768);
   from_run_at timestamptz := coalesce(mark_run_at, '-infinity');
   from_id bigint := coalesce(mark_id, 0);
@@ -47,17 +48,19 @@ declare
   chosen_queues integer[];
   quota_tasks integer[];
   quotas bigint[];
+  expected integer;
   obtained integer[];
   locked bigint[];
   locked_queues integer[];
-  locked_tasks integer[];
-  passed_over bigint[] := '{}';      -- jobs of this level that we have, or cannot have
+  passed_over bigint[] := '{}';      -- jobs of this level that we cannot have
   passed_tasks integer[] := '{}';    -- tasks that have no more jobs for us in this level
   tries integer := 0;
-  short boolean;
+  count integer;
   is_contended boolean := false;
   due timestamptz;
   queue_cursor integer := 0;
+  patience text;
+  ignored text;
   started timestamptz;
 begin
   -- Held until the commit. After a lost connection the worker waits for it, so that it knows that none of its calls
@@ -69,7 +72,7 @@ begin
   -- Record ------------------------------------------------------------------------------------------------------
 
   if cardinality(job_ids) > 0 then
-    if cardinality(array_remove(queue_ids, null)) > 0 then
+    if queue_ids is not null then
       select coalesce(array_agg(queue.id), '{}') into kept
         from unnest(queue_ids, queue_locks) as given (id, locked_at)
         cross join lateral (
@@ -79,30 +82,61 @@ begin
         ) as queue;
     end if;
 
-    select coalesce(array_agg(job.id), '{}'), coalesce(array_agg(given.locked_at), '{}')
-      into recorded, recorded_locks
-      from unnest(job_ids, job_locks, queue_ids, queue_locks) as given (id, locked_at, queue_id, queue_locked_at)
-      cross join lateral (
-        select job.id from "graphile_worker"._private_jobs as job
-        where job.id = given.id and job.locked_by = worker and job.locked_at = given.locked_at
-          -- Together with its queue, unless that is not ours any more.
-          and (given.queue_id is null or given.queue_id = any (kept) or not exists (
-            select from "graphile_worker"._private_job_queues as queue
-            where queue.id = given.queue_id and queue.locked_by = worker
-              and queue.locked_at = given.queue_locked_at
-          ))
-        for update skip locked
-      ) as job;
+    recorded := null;
+    if changes is null and (queue_ids is null or cardinality(kept) = cardinality(array_remove(queue_ids, null))) then
+      -- As usual all are completed, and their queues are ours. Then they are deleted without being locked first, which
+      -- would cost as much again. If somebody has locked one, or one is not ours any more, this is undone.
+      patience := current_setting('lock_timeout');
+      begin
+        ignored := set_config('lock_timeout', '1', true);
+        delete from "graphile_worker"._private_jobs as job
+          using (
+            -- So that there is one way only to plan it: each is looked up by its id.
+            select found.place, given.locked_at
+            from unnest(job_ids, job_locks) as given (id, locked_at)
+            cross join lateral (
+              select job.ctid as place from "graphile_worker"._private_jobs as job where job.id = given.id offset 0
+            ) as found
+          ) as given
+          where job.ctid = given.place and job.locked_by = worker and job.locked_at = given.locked_at;
+        get diagnostics count = row_count;
+        if count < cardinality(job_ids) then
+          raise lock_not_available;
+        end if;
+        recorded := job_ids;
+        ignored := set_config('lock_timeout', patience, true);
+      exception when lock_not_available then
+        recorded := null;
+      end;
+    end if;
 
-    if changes is null then
-      delete from "graphile_worker"._private_jobs as job where job.id = any (recorded);
-    else
+    if recorded is null then
+      select coalesce(array_agg(job.id), '{}'), coalesce(array_agg(given.locked_at), '{}')
+        into recorded, recorded_locks
+        from (
+          select id, locked_at, queue_ids[place] as queue_id, queue_locks[place] as queue_locked_at
+          from unnest(job_ids, job_locks) with ordinality as given (id, locked_at, place)
+        ) as given
+        cross join lateral (
+          select job.id from "graphile_worker"._private_jobs as job
+          where job.id = given.id and job.locked_by = worker and job.locked_at = given.locked_at
+            -- Together with its queue, unless that is not ours any more.
+            and (given.queue_id is null or given.queue_id = any (kept) or not exists (
+              select from "graphile_worker"._private_job_queues as queue
+              where queue.id = given.queue_id and queue.locked_by = worker
+                and queue.locked_at = given.queue_locked_at
+            ))
+          for update skip locked
+        ) as job;
       delete from "graphile_worker"._private_jobs as job
         where job.id = any (recorded)
           and not exists (
             select from json_to_recordset(changes) as change (id bigint, locked_at timestamptz)
             where change.id = job.id and change.locked_at = job.locked_at
           );
+    end if;
+
+    if changes is not null then
       update "graphile_worker"._private_jobs as job
         set
           locked_at = null,
@@ -166,39 +200,55 @@ begin
 
   started := clock_timestamp();
   while missing > 0 loop
-    select min(found.without_queue), min(found.with_queue) into level_without_queue, level_with_queue
-      from unnest(task_ids) as task (id)
-      cross join lateral (select
-        (
-          select job.priority from "graphile_worker"._private_jobs as job
-          where job.is_available and job.job_queue_id is null and job.task_id = task.id
-            and (job.priority, job.run_at, job.id) > (from_priority, from_run_at, from_id)
-          order by job.priority, job.run_at, job.id limit 1
-        ) as without_queue,
-        (
-          select job.priority from "graphile_worker"._private_jobs as job
-          where job.is_available and job.job_queue_id is not null and job.task_id = task.id
-            and (job.priority, job.run_at, job.id) > (from_priority, from_run_at, from_id)
-          order by job.priority, job.run_at, job.id limit 1
-        ) as with_queue
-      ) as found;
+    if mark_priority is not null then
+      -- To ask for the level would be to walk past what the mark is to leave out.
+      level_without_queue := mark_priority;
+      level_with_queue := mark_priority;
+      tasks_without_queue := task_ids;
+      tasks_with_queue := task_ids;
+      mark_priority := null;
+    else
+      select
+          min(found.without_queue), array_agg(task.id) filter (where found.without_queue is not null),
+          min(found.with_queue), array_agg(task.id) filter (where found.with_queue is not null)
+        into level_without_queue, tasks_without_queue, level_with_queue, tasks_with_queue
+        from unnest(task_ids) as task (id)
+        cross join lateral (select
+          (
+            select job.priority from "graphile_worker"._private_jobs as job
+            where job.is_available and job.job_queue_id is null and job.task_id = task.id
+              and job.priority >= from_priority
+            order by job.priority, job.run_at, job.id limit 1
+          ) as without_queue,
+          (
+            select job.priority from "graphile_worker"._private_jobs as job
+            where job.is_available and job.job_queue_id is not null and job.task_id = task.id
+              and job.priority >= from_priority
+            order by job.priority, job.run_at, job.id limit 1
+          ) as with_queue
+        ) as found;
+    end if;
     level := least(level_without_queue, level_with_queue);
     exit when level is null;
     if level > from_priority then
       from_run_at := '-infinity';
       from_id := 0;
     end if;
+    if level_without_queue > level then
+      tasks_without_queue := null;
+    end if;
+    if level_with_queue > level then
+      tasks_with_queue := null;
+    end if;
     candidate_ids := '{}';
     candidate_queues := '{}';
     candidate_times := '{}';
-    chosen_ids := '{}';
-    chosen_queues := '{}';
 
-    if level_with_queue = level then
+    if tasks_with_queue is not null then
       page_size := 4 * missing + 20;
       with page as materialized (
         select job.id, job.job_queue_id, job.run_at, task.id as task_id
-        from unnest(task_ids) as task (id)
+        from unnest(tasks_with_queue) as task (id)
         cross join lateral (
           select job.id, job.job_queue_id, job.run_at from "graphile_worker"._private_jobs as job
           where job.is_available and job.job_queue_id is not null and job.task_id = task.id
@@ -208,25 +258,25 @@ begin
             and job.id <> all (passed_over)
           order by job.run_at, job.id limit page_size
         ) as job
+      ), free as materialized (
+        select queue.id
+        from (select distinct page.job_queue_id as id from page) as given
+        join "graphile_worker"._private_job_queues as queue on queue.id = given.id and queue.is_available
+        where given.id <> all (kept) and given.id <> all (spent)
       ), found as (
         select page.id, page.job_queue_id, page.run_at
         from page
-        join "graphile_worker"._private_job_queues as queue on queue.id = page.job_queue_id and queue.is_available
-        where page.job_queue_id <> all (kept) and page.job_queue_id <> all (spent)
-          and cardinality(task_ids) = 1
+        where page.job_queue_id = any (array(select free.id from free)) and cardinality(tasks_with_queue) = 1
         union all
         -- Of queues that are ours the next job is found wherever it stands; and so with several tasks, for then
         -- the page of one may end before the page of another begins.
         select job.id, job.job_queue_id, job.run_at
         from (
           select unnest(kept) as id
-          union
-          select page.job_queue_id
-          from page
-          join "graphile_worker"._private_job_queues as queue on queue.id = page.job_queue_id and queue.is_available
-          where page.job_queue_id <> all (spent) and cardinality(task_ids) > 1
+          union all
+          select free.id from free where cardinality(tasks_with_queue) > 1
         ) as queue
-        cross join unnest(task_ids) as task (id)
+        cross join unnest(tasks_with_queue) as task (id)
         cross join lateral (
           select job.id, job.job_queue_id, job.run_at from "graphile_worker"._private_jobs as job
           where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
@@ -261,7 +311,7 @@ begin
           select job.*
           from visited
           join "graphile_worker"._private_job_queues as queue on queue.id = visited.queue_id and queue.is_available
-          cross join unnest(task_ids) as task (id)
+          cross join unnest(tasks_with_queue) as task (id)
           cross join lateral (
             select job.id, job.job_queue_id, job.run_at from "graphile_worker"._private_jobs as job
             where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
@@ -288,27 +338,34 @@ begin
       end if;
     end if;
 
-    short := false;
-    if cardinality(candidate_ids) = 0 and cardinality(task_ids) = 1 and tries = 0 then
-      quota_tasks := task_ids;
+    -- Choose: so many jobs without queue of each task, and these jobs with queue.
+    if cardinality(candidate_ids) = 0 and cardinality(tasks_without_queue) = 1 and tries = 0 then
+      chosen_ids := '{}';
+      quota_tasks := tasks_without_queue;
       quotas := array[missing];
+      expected := 0;  -- there is nothing that others could be taken from
+    elsif tasks_without_queue is null and cardinality(candidate_ids) <= missing then
+      chosen_ids := candidate_ids;
+      chosen_queues := candidate_queues;
+      quota_tasks := '{}';
+      quotas := '{}';
+      expected := cardinality(chosen_ids);
     else
-      -- Which jobs come first, with and without queue and of all tasks; of those without queue it is only counted
-      -- how many of each task, so that others can be taken for those that are being taken by somebody else.
+      -- Of those without queue it is only counted how many come first, so that others can be taken for those that are
+      -- being taken by somebody else.
       with best as (
         select * from (
           select job.id, null::integer as queue_id, job.run_at, task.id as task_id
-          from unnest(task_ids) as task (id)
+          from unnest(tasks_without_queue) as task (id)
           cross join lateral (
             select job.id, job.run_at from "graphile_worker"._private_jobs as job
             where job.is_available and job.job_queue_id is null and job.task_id = task.id
               and job.priority = level and job.run_at <= as_of
               and (job.run_at, job.id) > (from_run_at, from_id)
               and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
-              and job.id <> all (passed_over)
             order by job.run_at, job.id limit missing
           ) as job
-          where level_without_queue = level and task.id <> all (passed_tasks)
+          where task.id <> all (passed_tasks)
           union all
           select candidate.id, candidate.queue_id, candidate.run_at, null
           from unnest(candidate_ids, candidate_queues, candidate_times) as candidate (id, queue_id, run_at)
@@ -321,21 +378,27 @@ begin
         (select coalesce(array_agg(quota.task_id), '{}') from (
           select task_id from best where queue_id is null group by task_id order by task_id) as quota),
         (select coalesce(array_agg(quota.size), '{}') from (
-          select count(*) as size from best where queue_id is null group by task_id order by task_id) as quota)
-        into chosen_ids, chosen_queues, quota_tasks, quotas
+          select count(*) as size from best where queue_id is null group by task_id order by task_id) as quota),
+        count(*)
+        into chosen_ids, chosen_queues, quota_tasks, quotas, expected
         from best;
     end if;
 
+    locked := '{}';
+    locked_queues := '{}';
     if cardinality(chosen_ids) > 0 then
-      select coalesce(array_agg(queue.id), '{}') || kept into obtained
+      with queue as materialized (
+        select unnest(kept) as id
+        union all
+        select queue.id
         from (select distinct given.id from unnest(chosen_queues) as given (id) where given.id <> all (kept)) as given
         cross join lateral (
           select queue.id from "graphile_worker"._private_job_queues as queue
           where queue.id = given.id and queue.is_available
           for update skip locked
-        ) as queue;
-      select coalesce(array_agg(job.id), '{}'), coalesce(array_agg(job.job_queue_id), '{}')
-        into locked, locked_queues
+        ) as queue
+      ), job as materialized (
+        select job.id, job.job_queue_id
         from unnest(chosen_ids, chosen_queues) as chosen (id, queue_id)
         cross join lateral (
           select job.id, job.job_queue_id from "graphile_worker"._private_jobs as job
@@ -344,10 +407,16 @@ begin
             and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
           for update skip locked
         ) as job
-        where chosen.queue_id = any (obtained);
+        where chosen.queue_id = any (array(select queue.id from queue))
+      )
+      select
+        (select coalesce(array_agg(queue.id), '{}') from queue),
+        coalesce(array_agg(job.id), '{}'),
+        coalesce(array_agg(job.job_queue_id), '{}')
+        into obtained, locked, locked_queues
+        from job;
       if cardinality(locked) < cardinality(chosen_ids) then
         is_contended := true;
-        short := true;
         -- Somebody's transaction has the first job of a queue: not a reason for the others of it to wait.
         select locked || coalesce(array_agg(job.id), '{}'),
             locked_queues || coalesce(array_agg(job.job_queue_id), '{}')
@@ -365,28 +434,13 @@ begin
             for update skip locked
           ) as job;
       end if;
-      claimed := claimed || locked;
-      missing := missing - cardinality(locked);
       claimed_queues := claimed_queues || locked_queues;
-      passed_over := passed_over || chosen_ids || locked;
-      spent := spent || array(
-        select chosen.queue_id from unnest(chosen_queues) as chosen (queue_id)
-        where chosen.queue_id <> all (obtained)
-      );
-      if run_length > 1 then
-        kept := kept || array(
-          select distinct queue.id from unnest(locked_queues) as queue (id) where queue.id <> all (kept)
-        );
-      else
-        select coalesce(array_agg(queue.id), '{}') into kept
-          from unnest(kept) as queue (id) where queue.id <> all (locked_queues);
-        spent := spent || locked_queues;
-      end if;
     end if;
 
-    if level_without_queue = level and cardinality(quotas) > 0 then
-      select coalesce(array_agg(job.id), '{}'), coalesce(array_agg(quota.task_id), '{}')
-        into locked, locked_tasks
+    -- Locked first and updated then, because whatever is committed while a statement runs costs it a lock of its own
+    -- on each job that it comes too late for.
+    if cardinality(quotas) > 0 then
+      select locked || coalesce(array_agg(job.id), '{}') into locked
         from unnest(quota_tasks, quotas) as quota (task_id, size)
         cross join lateral (
           select job.id from "graphile_worker"._private_jobs as job
@@ -394,101 +448,129 @@ begin
             and job.priority = level and job.run_at <= as_of
             and (job.run_at, job.id) > (from_run_at, from_id)
             and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
-            and job.id <> all (passed_over)
           order by job.run_at, job.id limit quota.size
           for update skip locked
         ) as job;
-      claimed := claimed || locked;
-      passed_over := passed_over || locked;
-      missing := missing - cardinality(locked);
-      if cardinality(locked) < (select sum(quota.size) from unnest(quotas) as quota (size)) then
-        short := short or cardinality(task_ids) > 1 or cardinality(chosen_ids) > 0;
-        passed_tasks := passed_tasks || array(
-          select quota.task_id from unnest(quota_tasks, quotas) as quota (task_id, size)
-          where quota.size > (
-            select count(*) from unnest(locked_tasks) as found (task_id) where found.task_id = quota.task_id
-          )
-        );
-      end if;
-      -- Rows that somebody has locked look like no rows.
-      is_contended := is_contended or missing > 0 and exists (
-        select from unnest(task_ids) as task (id)
-        cross join lateral (
-          select from "graphile_worker"._private_jobs as job
-          where job.is_available and job.job_queue_id is null and job.task_id = task.id
+    end if;
+
+    return query
+      update "graphile_worker"._private_jobs as job
+        set attempts = job.attempts + 1, locked_by = worker, locked_at = now()
+        where job.id = any (locked)
+        returning
+          null, job.id, job.task_id, job.job_queue_id, null, job.payload::text, job.priority,
+          least(greatest(job.run_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'),
+          job.attempts, job.max_attempts, job.last_error, nullif(job.created_at, job.run_at),
+          nullif(job.updated_at, job.created_at), job.key, job.revision, job.flags::text, null::timestamptz,
+          null::boolean, null::timestamptz, null::integer, null::double precision;
+    get diagnostics count = row_count;
+    missing := missing - count;
+    exit when missing = 0;
+
+    tries := tries + 1;
+    if count < expected and tries < 8 then
+      -- What we chose and could not have must not keep us from what stands behind it.
+      passed_over := passed_over || chosen_ids || locked;
+      spent := spent || array(
+        select chosen.queue_id from unnest(chosen_queues) as chosen (queue_id)
+        where chosen.queue_id <> all (obtained)
+      );
+      passed_tasks := passed_tasks || array(
+        select quota.task_id
+        from unnest(quota_tasks) as quota (task_id)
+        left join lateral (
+          select job.id from "graphile_worker"._private_jobs as job
+          where job.is_available and job.job_queue_id is null and job.task_id = quota.task_id
             and job.priority = level and job.run_at <= as_of
             and (job.run_at, job.id) > (from_run_at, from_id)
             and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
-            and job.id <> all (claimed)
-          limit 1
-        ) as job
+          order by job.run_at, job.id limit 1
+          for update skip locked
+        ) as job on true
+        where job.id is null
       );
     end if;
-
-    -- What we chose and could not have must not keep us from what stands behind it.
-    tries := tries + 1;
-    continue when short and missing > 0 and tries < 8;
+    if cardinality(locked_queues) > 0 then
+      if run_length > 1 then
+        kept := kept || array(
+          select distinct queue.id from unnest(locked_queues) as queue (id) where queue.id <> all (kept)
+        );
+      else
+        kept := array(select queue.id from unnest(kept) as queue (id) where queue.id <> all (locked_queues));
+        spent := spent || locked_queues;
+      end if;
+    end if;
+    continue when count < expected and tries < 8;
     passed_over := '{}';
     passed_tasks := '{}';
     tries := 0;
 
-    if missing > 0 then
-      -- Jobs in queues that others hold are left out: whoever releases such a queue tells us.
-      select least(due, min(later.run_at)) into due
-        from unnest(task_ids) as task (id)
+    -- Rows that somebody has locked look like no rows. And when is there more? Jobs in queues that others hold are
+    -- left out: whoever releases such a queue tells us.
+    select is_contended or coalesce(bool_or(later.run_at <= as_of), false),
+        least(due, min(later.run_at) filter (where later.run_at > as_of))
+      into is_contended, due
+      from (
+        select job.run_at
+        from unnest(tasks_without_queue) as task (id)
         cross join lateral (
+          (
+            select job.run_at from "graphile_worker"._private_jobs as job
+            where job.is_available and job.job_queue_id is null and job.task_id = task.id
+              and job.priority = level and job.run_at <= as_of
+              and (job.run_at, job.id) > (from_run_at, from_id)
+              and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+            limit 1
+          )
+          union all
           (
             select job.run_at from "graphile_worker"._private_jobs as job
             where job.is_available and job.job_queue_id is null and job.task_id = task.id
               and job.priority = level and job.run_at > as_of
             order by job.run_at, job.id limit 1
           )
-          union all
-          (
-            select job.run_at
-            from (
-              select job.run_at, job.job_queue_id from "graphile_worker"._private_jobs as job
-              where job.is_available and job.job_queue_id is not null and job.task_id = task.id
-                and job.priority = level and job.run_at > as_of
-              order by job.run_at, job.id limit 100
-            ) as job
-            join "graphile_worker"._private_job_queues as queue on queue.id = job.job_queue_id
-            where queue.is_available or queue.id = any (released)
-            order by job.run_at limit 1
-          )
-        ) as later;
-    end if;
-    from_priority := level;
-    from_run_at := 'infinity';
-    from_id := 9223372036854775807;
+        ) as job
+        union all
+        select job.run_at
+        from unnest(tasks_with_queue) as task (id)
+        cross join lateral (
+          select job.run_at
+          from (
+            select job.run_at, job.job_queue_id from "graphile_worker"._private_jobs as job
+            where job.is_available and job.job_queue_id is not null and job.task_id = task.id
+              and job.priority = level and job.run_at > as_of
+            order by job.run_at, job.id limit 100
+          ) as job
+          join "graphile_worker"._private_job_queues as queue on queue.id = job.job_queue_id
+          where queue.is_available or queue.id = any (released)
+          order by job.run_at limit 1
+        ) as job
+      ) as later;
+    exit when level = 32767;
+    from_priority := level + 1;
+    from_run_at := '-infinity';
+    from_id := 0;
   end loop;
-
-  if cardinality(claimed) > 0 then
-    return query
-      update "graphile_worker"._private_jobs as job
-        set attempts = job.attempts + 1, locked_by = worker, locked_at = now()
-        where job.id = any (claimed)
-        returning
-          'claimed', job.id, job.task_id, job.job_queue_id,
-          case when job.job_queue_id is not null then (
-            select queue.queue_name from "graphile_worker"._private_job_queues as queue where queue.id = job.job_queue_id
-          ) end,
-          job.payload::text, job.priority,
-          least(greatest(job.run_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'),
-          job.attempts, job.max_attempts, job.last_error, job.created_at, job.updated_at, job.key, job.revision,
-          job.flags::text, job.locked_at, null::boolean, null::timestamptz, null::integer, null::double precision;
-  end if;
 
   -- Queues ------------------------------------------------------------------------------------------------------
 
-  select coalesce(array_agg(queue.id), '{}') into released
-    from unnest(released) as queue (id) where queue.id <> all (claimed_queues);
+  if cardinality(released) > 0 then
+    released := array(select queue.id from unnest(released) as queue (id) where queue.id <> all (claimed_queues));
+  end if;
   if cardinality(released) > 0 or cardinality(claimed_queues) > 0 then
-    update "graphile_worker"._private_job_queues as queue
-      set
-        locked_by = case when queue.id = any (claimed_queues) then worker end,
-        locked_at = case when queue.id = any (claimed_queues) then now() end
-      where queue.id = any (released || claimed_queues);
+    return query
+      update "graphile_worker"._private_job_queues as queue
+        set
+          locked_by = case when queue.id = any (claimed_queues) then worker end,
+          locked_at = case when queue.id = any (claimed_queues) then now() end
+        where queue.id = any (released || claimed_queues)
+        returning
+          'queue', null::bigint, null::integer, queue.id, queue.queue_name::text, null, null::smallint,
+          null::timestamptz, null::smallint, null::smallint, null, null::timestamptz, null::timestamptz, null,
+          null::integer, null, null::timestamptz, null::boolean, null::timestamptz, null::integer,
+          null::double precision;
+  end if;
+  if cardinality(released) > 0 then
     -- A little ahead: nobody else has set a timer for a job in a queue that was locked.
     perform pg_notify('jobs:insert', json_build_object('r', random(), 'count', count(*))::text)
       from unnest(released) as queue (id)
@@ -499,12 +581,13 @@ begin
       having count(*) > 0;
   end if;
 
-  return query select
-    'end', null::bigint, null::integer, null::integer, null, null, null::smallint, null::timestamptz,
-    null::smallint, null::smallint, null, null::timestamptz, null::timestamptz, null, null::integer, null,
-    now(), is_contended and missing > 0,
-    case when due is not null then least(due, '9999-12-31 23:59:59+00') end, queue_cursor,
-    extract(epoch from clock_timestamp() - started)::double precision;
+  kind := 'end';
+  locked_at := now();
+  contended := is_contended and missing > 0;
+  next_due := case when due is not null then least(due, '9999-12-31 23:59:59+00') end;
+  next_queue := queue_cursor;
+  cost := extract(epoch from clock_timestamp() - started);
+  return next;
 end
 $$;
 

@@ -370,7 +370,8 @@ async def test_a_worker_that_holds_nothing_stops_at_once_though_the_database_is_
         looks = runner._worker._looks
 
         async def waits_for_the_poll() -> bool:
-            return looks.delay > 100
+            asked, answered = heard.counts["worker:getJob:start"], heard.counts["worker:getJob:empty"]
+            return looks.delay > 100 and asked == answered
 
         await until(waits_for_the_poll, "no question is under way")
         proxy.refusing = True

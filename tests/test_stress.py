@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import random
 from typing import TYPE_CHECKING, Any
@@ -45,10 +46,9 @@ module.exports = async (payload, helpers) => {
 """ % (BEGIN, END)  # noqa: UP031 - it is full of braces
 
 
-async def work(payload: dict[str, Any], ctx: JobContext) -> None:
+async def work(ledger: asyncpg.Pool, payload: dict[str, Any], ctx: JobContext) -> None:
     """Write what happens into the ledger, and do nothing for a while."""
     job = ctx.job
-    ledger: asyncpg.Pool = LEDGERS[ctx.worker_id]
     # Not to be interrupted: what began is in the ledger.
     beginning = asyncio.ensure_future(
         ledger.fetchval(BEGIN, job.id, job.attempts, job.job_queue_id, ctx.worker_id)
@@ -62,9 +62,6 @@ async def work(payload: dict[str, Any], ctx: JobContext) -> None:
         raise
     if payload["fail"] >= job.attempts:
         raise ValueError("as told")
-
-
-LEDGERS: dict[str, asyncpg.Pool] = {}
 
 
 class Troublemaker:
@@ -152,9 +149,8 @@ async def nodes_worker(dsn: str, folder: Path) -> AsyncIterator[None]:
 
 
 async def start_worker(dsn: str, ledger: asyncpg.Pool, **options: Any) -> Runner:
-    runner = await run({"work": work}, dsn, handle_signals=False, poll_interval=0.1, **options)
-    LEDGERS[runner.id] = ledger
-    return runner
+    tasks = {"work": functools.partial(work, ledger)}
+    return await run(tasks, dsn, handle_signals=False, poll_interval=0.1, **options)
 
 
 async def kill_sessions(db: asyncpg.Pool, chance: random.Random) -> None:
@@ -235,8 +231,9 @@ async def stress(
             await asyncio.gather(*(maker.cause(calls) for maker in trouble))
             # One of them leaves in the middle, and a new one comes.
             await runners.pop(0).stop(grace=chance.choice([0, None]))
-            runners.append(await start_worker(dsn, ledger, concurrency=4, prefetch=10))
+            # A start that loses its connection is an error, and rightly so.
             background.pop(0).cancel()
+            runners.append(await start_worker(dsn, ledger, concurrency=4, prefetch=10))
 
             async def drained() -> bool:
                 return not await db.fetchval(

@@ -23,6 +23,8 @@ class ForbiddenFlags:
 
     def __init__(self, option: FlagsOption, logger: ScopedLogger) -> None:
         self._option = option if callable(option) else _checked(option)
+        self.fixed: Sequence[str] | None = None if callable(self._option) else self._option
+        """The flags, if there is nobody to be asked."""
         self._logger = logger
         self._asking: asyncio.Future[Any] | None = None
         self.error: Exception | None = None
@@ -33,7 +35,7 @@ class ForbiddenFlags:
     @property
     def unused(self) -> bool:
         """Whether no flag is ever forbidden; otherwise a job claimed ahead would be judged too early."""
-        return not callable(self._option) and not self._option
+        return self.fixed is not None and not self.fixed
 
     async def current(self) -> Sequence[str] | None:
         """The flags that are forbidden now; None if that cannot be said."""

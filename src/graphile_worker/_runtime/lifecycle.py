@@ -93,7 +93,7 @@ class Runner:
         self._worker = Worker(
             pool=self._pool,
             options=options,
-            exchanger=Exchanger(self._session, self.id, handlers),
+            exchanger=Exchanger(self._session, self.id, handlers, lines=options.lines),
             executor=Executor(handlers, surroundings, options.interrupted_delay),
             flags=self._flags,
             clock=clock,
@@ -188,7 +188,7 @@ class Runner:
     @property
     def drained(self) -> Drained:
         """What it did until now."""
-        return Drained(self._worker.done, self._worker.failed)
+        return Drained(*self._worker.ended)
 
     def _begin_stop(self, message: str) -> asyncio.Task[None]:
         if self._stopping is None:

@@ -118,7 +118,7 @@ class Prefetched:
             if run.waiting and returned and not run.busy:
                 self._push(run.waiting[0])
             elif not run.waiting and not run.busy and returned:
-                results[-1] = results[-1]._replace(queue=run.lock)
+                results[-1] = Result(results[-1].held, RETURNED, run.lock)
                 del self._runs[queue_id]
         self._ready = deque(held for held in self._ready if held in self._since)
         if results:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,13 @@ class Results:
 
     def __bool__(self) -> bool:
         """Whether something is to be sent now."""
-        return bool(self._waiting) or any(busy.again <= monotonic() for busy in self._busy.values())
+        if self._waiting or not self._busy:
+            return bool(self._waiting)
+        return any(busy.again <= monotonic() for busy in self._busy.values())
+
+    def __len__(self) -> int:
+        """How many are to be sent, now or later."""
+        return len(self._waiting) + len(self._busy)
 
     @property
     def again(self) -> float | None:
@@ -50,12 +57,18 @@ class Results:
         results, self._waiting = self._waiting, []
         if self._busy:
             now = monotonic()
-            results += [busy.result for busy in self._busy.values() if busy.again <= now]
+            for busy in self._busy.values():
+                if busy.again <= now:
+                    busy.again = inf  # until there is an answer
+                    results.append(busy.result)
         return results
 
     def put_back(self, results: list[Result], *, perhaps_recorded: bool) -> None:
         """They were sent, and no answer came."""
         self._waiting[:0] = [result for result in results if result.held not in self._busy]
+        for result in results:
+            if result.held in self._busy:
+                self._busy[result.held].again = 0.0
         if perhaps_recorded:
             self._sent_in_vain.update(result.held for result in results)
 

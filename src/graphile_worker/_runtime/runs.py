@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from graphile_worker import events as event
 from graphile_worker.outcome import Completed, Failed, Interrupted
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from graphile_worker.outcome import Outcome
 
 
-@dataclass(slots=True, eq=False)
-class Run:
+class Run(msgspec.Struct, eq=False):
     """A job that runs in a slot, or did."""
 
     held: Held

@@ -23,7 +23,7 @@ class Weather:
     @property
     def pause(self) -> float:
         """Seconds for which it is not to be asked, whatever else happens."""
-        return max(0.0, self._ask_again - monotonic())
+        return max(0.0, self._ask_again - monotonic()) if self._ask_again else 0.0
 
     @property
     def fair(self) -> bool:
@@ -46,6 +46,7 @@ class Weather:
 
     def answered(self) -> None:
         """It did."""
-        if self._since is not None:
-            self._logger.info("The database is back after %.1f s", monotonic() - self._since)
+        if self._since is None:
+            return
+        self._logger.info("The database is back after %.1f s", monotonic() - self._since)
         self._since, self._failures, self._ask_again = None, 0, 0.0

@@ -7,7 +7,6 @@ under load few exchanges do much, and without load none waits.
 from __future__ import annotations
 
 import asyncio
-import functools
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -15,14 +14,14 @@ from graphile_worker import events as event
 from graphile_worker._db.exchange import NOTHING, Wish
 from graphile_worker._runtime.adoption import reconcile
 from graphile_worker._runtime.exchanger import OutageError
+from graphile_worker._runtime.flights import Flights
 from graphile_worker._runtime.looks import Looks
 from graphile_worker._runtime.prefetch import Prefetched
 from graphile_worker._runtime.results import Results
-from graphile_worker._runtime.runs import Run, tell_ended, tell_settled, tell_started, tell_unrecorded
 from graphile_worker._runtime.service import Service
+from graphile_worker._runtime.slots import Slots
 from graphile_worker._runtime.weather import Weather
 from graphile_worker.errors import ConfigurationError, GraphileWorkerError
-from graphile_worker.outcome import Completed, Failed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,6 +38,9 @@ if TYPE_CHECKING:
     from graphile_worker.outcome import Outcome
 
 _HOUSEKEEPING = 60.0
+_FLIGHT = 1.0
+"""An exchange that is under way wakes us when it ends; this is for the case that it does not."""
+_OVERLAP = 4
 GIVE_UP_AFTER = 10.0
 """Seconds for which a worker that stops waits for a database that does not answer."""
 
@@ -62,21 +64,18 @@ class Worker(Service):
         self._pool = pool
         self._options = options
         self._exchanger = exchanger
-        self._executor = executor
         self._flags = flags
         self._clock = clock
         self._events = events
         self._looks = Looks(options.poll_interval)
         self._prefetched = Prefetched(events, pool)
         self._prefetching = options.prefetch > 0
-        self._slots = [
-            event.Worker(f"{pool.id}-{number}", number) for number in range(options.concurrency, 0, -1)
-        ]
+        self._slots = Slots(pool, options.concurrency, executor, events, self._end_run)
         # Not by their ids: a job that somebody freed while it ran may be claimed a second time.
         self._held: set[Held] = set()
-        self._running: dict[Held, Run] = {}
-        self._ended: dict[Held, Run] = {}
         self._results = Results()
+        self._flights = Flights(self.wake)
+        self._asked = 0
         self._weather = Weather(logger)
         self._house_kept = monotonic()
         flags.answered = self.look
@@ -88,12 +87,10 @@ class Worker(Service):
         """Fails with the error that the worker cannot go on after."""
         self.complaint: GraphileWorkerError | None = None
         """Why it ended by itself before everything was done."""
-        self.done = self.failed = 0
 
     def announce(self) -> None:
         """Tell what there is."""
-        for slot in reversed(self._slots):
-            self._events.emit(event.WorkerCreate(worker=slot, tasks=self._pool.tasks))
+        self._slots.announce()
         if self._prefetching:
             self._events.emit(event.LocalQueueInit(worker_pool=self._pool, size=self._options.prefetch))
 
@@ -114,9 +111,7 @@ class Worker(Service):
         if self._stopping:
             return
         self._stopping = True
-        self._executor.warn()
-        for slot in (*reversed(self._slots), *(run.slot for run in self._running.values())):
-            self._events.emit(event.WorkerRelease(worker=slot))
+        self._slots.release()
         self._results.add(self._prefetched.give_back("RELEASED"))
         self._weather.hurry()
         self.wake()
@@ -126,20 +121,16 @@ class Worker(Service):
         if self._interrupted:
             return
         self._interrupted = True
-        for run in self._running.values():
-            if run.task is not None:
-                # One that is cancelled before its first step never gets to say that it has ended.
-                run.task.add_done_callback(functools.partial(self._bury, run))
-                run.task.cancel("the worker is stopping")
-
-    def _bury(self, run: Run, _task: asyncio.Task[None]) -> None:
-        if run.held in self._running:
-            self._end_run(run, self._executor.interrupted)
+        self._slots.interrupt()
 
     def give_up(self, error: BaseException) -> None:
         """What is in hand will not be recorded."""
-        for run in self._ended.values():
-            tell_unrecorded(self._events, run, error)
+        self._slots.give_up(error)
+
+    @property
+    def ended(self) -> tuple[int, int]:
+        """How many jobs were done, and how many failed."""
+        return self._slots.done, self._slots.failed
 
     @property
     def in_hand(self) -> Sequence[Held]:
@@ -149,7 +140,7 @@ class Worker(Service):
     @property
     def running(self) -> Sequence[Held]:
         """Jobs that run now."""
-        return tuple(run.held for run in self._running.values())
+        return self._slots.running
 
     @property
     def reachable(self) -> bool:
@@ -162,11 +153,10 @@ class Worker(Service):
         if self._saving and self._task is not None:
             await asyncio.wait([self._task])
         await self.stop()
+        self._flights.cancel()
+        await self._flights.all_landed()
         await self._exchanger.disconnect()
-        self._executor.close()
-        error = self.fatal.exception() if self.fatal.done() else None
-        for slot in reversed(self._slots):
-            self._events.emit(event.WorkerStop(worker=slot, error=error))
+        self._slots.close(self.fatal.exception() if self.fatal.done() else None)
 
     async def _run(self) -> None:
         try:
@@ -181,6 +171,7 @@ class Worker(Service):
         self._saving = True
         self.begin_stop()
         self.interrupt()
+        await self._flights.all_landed()
         await self._exchanger.disconnect()
         quiet_since = monotonic()
         while monotonic() - quiet_since < GIVE_UP_AFTER:
@@ -188,7 +179,7 @@ class Worker(Service):
             delay = await self.tick()
             if self.idle.is_set() or self.fatal.done():
                 break
-            was_running = bool(self._running)  # on threads: nobody can hurry them
+            was_running = bool(self._slots.running)  # on threads: nobody can hurry them
             await self._sleep(min(delay if delay is not None else 1.0, 1.0))
             quiet_since = monotonic() if was_running else quiet_since
         if self._held:
@@ -214,27 +205,46 @@ class Worker(Service):
             return None
 
     async def _tick(self) -> float | None:
+        self._flights.check()
         if self.fatal.done() or self.idle.is_set():
             return None
         if not self._exchanger.connected:
+            await self._flights.all_landed()
             await self._reconnect()
         self._expire()
-        await self._keep_house()
-        wish = await self._wish()
+        if monotonic() - self._house_kept >= _HOUSEKEEPING:
+            await self._flights.all_landed()
+            await self._keep_house()
+        if self._flights and not self._worth_another():
+            return _FLIGHT
+        # Two that claim at once would lock each other's jobs for nothing.
+        wish = NOTHING if self._asked else await self._wish()
         results = self._results.take()
         if results or wish.wanted:
-            await self._exchange(results, wish)
-            # Jobs that were begun take their first step before we go on, and for many of them it is the last.
-            await asyncio.sleep(0)
+            self._asked += wish.wanted
+            if self._exchanger.lines > 1:
+                await self._flights.start(self._exchange(results, wish))
+            else:
+                await self._exchange(results, wish)
+                # Jobs that were begun take their first step before we go on, and for many it is the last.
+                await asyncio.sleep(0)
         self._check_idle()
         return self._delay()
 
+    def _worth_another(self) -> bool:
+        """Whether to exchange while another exchange is under way: a few jobs cost as much as many."""
+        enough = self._options.prefetch // _OVERLAP
+        return len(self._flights) < self._exchanger.lines and len(self._results) >= enough
+
     async def _exchange(self, results: list[Result], wish: Wish) -> None:
         if wish.wanted and self._events.wants(event.WorkerGetJobStart):
-            self._events.emit(event.WorkerGetJobStart(worker=self._first_slot()))
+            self._events.emit(event.WorkerGetJobStart(worker=self._slots.any))
         sent = monotonic()
         try:
-            reply = await self._exchanger.exchange(results, wish)
+            try:
+                reply = await self._exchanger.exchange(results, wish)
+            finally:
+                self._asked -= wish.wanted
         except BaseException as error:
             # Cancelled only when the event loop is closed under us.
             unknown = not isinstance(error, OutageError) or error.unknown
@@ -243,7 +253,7 @@ class Worker(Service):
                 self._claims_unknown = self._claims_unknown or unknown
                 self._looks.wake()
                 why = error.error if isinstance(error, OutageError) and error.error else error
-                self._events.emit(event.WorkerGetJobError(worker=self._first_slot(), error=why))
+                self._events.emit(event.WorkerGetJobError(worker=self._slots.any, error=why))
             raise
         self._weather.answered()
         self._clock.observe(reply.now)
@@ -256,9 +266,13 @@ class Worker(Service):
             self._receive(wish, reply)
 
     async def _wish(self) -> Wish:
-        if self._room() <= 0 or not (self._results or self._looks.due()):
+        wanted = self._room()
+        if wanted <= 0 or not (self._results or self._looks.due()):
             return NOTHING
-        flags = await self._flags.current()
+        flags = self._flags.fixed
+        if flags is None:
+            flags = await self._flags.current()
+            wanted = self._room()
         if flags is None:
             # Nobody can say what is forbidden: nothing is claimed until somebody can.
             self._nothing_left = False
@@ -267,9 +281,8 @@ class Worker(Service):
                 self.complaint = ConfigurationError(f"forbidden_flags failed: {self._flags.error!r}.")
                 self.begin_stop()
             return NOTHING
-        wanted = self._room()
         # What is in hand may all be waiting for its queue: then the free slots want something else.
-        needed = len(self._slots) - self._prefetched.ready
+        needed = self._slots.free - self._prefetched.ready - self._asked
         if self._stopping or max(wanted, needed) <= 0:
             return NOTHING
         return Wish(
@@ -286,10 +299,8 @@ class Worker(Service):
         """How many jobs we would take."""
         if self._stopping or self.idle.is_set():
             return 0
-        in_hand = len(self._running) + len(self._prefetched)
-        return max(
-            self._options.concurrency + self._ahead - in_hand, len(self._slots) - self._prefetched.ready
-        )
+        room = self._slots.free + self._ahead - len(self._prefetched)
+        return max(room, self._slots.free - self._prefetched.ready) - self._asked
 
     @property
     def _ahead(self) -> int:
@@ -298,11 +309,13 @@ class Worker(Service):
 
     def _delay(self) -> float | None:
         """Seconds until there is something to do, if nobody wakes us."""
+        if self._flights:
+            return _FLIGHT
+        if self._results:
+            return 0.0
         delays = [_HOUSEKEEPING]
         if self._room() > 0:
             delays.append(self._looks.delay)
-        if self._results:
-            delays.append(0.0)
         now = monotonic()
         if self._results.again is not None:
             delays.append(self._results.again - now)
@@ -312,12 +325,12 @@ class Worker(Service):
 
     def _check_idle(self) -> None:
         done = self._stopping or (self._options.once and self._nothing_left)
-        if done and not self._held and not self._claims_unknown:
+        if done and not self._held and not self._flights and not self._claims_unknown:
             self.idle.set()
 
     def _receive(self, wish: Wish, reply: Reply) -> None:
         if not reply.claimed:
-            self._events.emit(event.WorkerGetJobEmpty(worker=self._first_slot()))
+            self._events.emit(event.WorkerGetJobEmpty(worker=self._slots.any))
         seen_all = not (reply.contended or reply.next_queue or wish.mark)
         self._nothing_left = seen_all and not reply.claimed and not self._looks.due()
         self._hold(reply.claimed)
@@ -334,27 +347,12 @@ class Worker(Service):
             self._results.add(self._prefetched.give_back("RELEASED"))
 
     def _start_jobs(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._slots and not self._stopping and (held := self._prefetched.take()) is not None:
-            run = Run(held, self._slots.pop(), monotonic())
-            self._running[held] = run
-            tell_started(self._events, run)
-            run.task = loop.create_task(self._run_job(run), context=self._executor.context())
+        while self._slots.free and not self._stopping and (held := self._prefetched.take()) is not None:
+            self._slots.start(held)
 
-    async def _run_job(self, run: Run) -> None:
-        self._end_run(run, await self._executor.execute(run.held))
-
-    def _end_run(self, run: Run, outcome: Outcome) -> None:
-        run.duration = monotonic() - run.since
-        run.task = None
-        del self._running[run.held]
-        self._ended[run.held] = run
-        self._slots.append(run.slot)
+    def _end_run(self, held: Held, outcome: Outcome) -> None:
         self._prefetching = self._options.prefetch > 0
-        self.done += isinstance(outcome, Completed)
-        self.failed += isinstance(outcome, Failed)
-        tell_ended(self._events, run, outcome)
-        self._results.add([self._prefetched.finish(run.held, outcome)])
+        self._results.add([self._prefetched.finish(held, outcome)])
         self._start_jobs()
         self.wake()
 
@@ -366,15 +364,10 @@ class Worker(Service):
             self._prefetching = False
             self._results.add(self._prefetched.give_back("TTL_EXPIRED", claimed_until=horizon))
 
-    def _first_slot(self) -> event.Worker:
-        return self._slots[-1] if self._slots else next(iter(self._running.values())).slot
-
     def _settle(self, results: Iterable[Result], kind: type[event.JobComplete | event.JobLost]) -> None:
         for result in results:
             self._held.discard(result.held)
-            run = self._ended.pop(result.held, None)  # none if it was given back without having run
-            if run is not None:
-                tell_settled(self._events, run, kind)
+            self._slots.settle(result.held, kind)
 
     async def _reconnect(self) -> None:
         spare_queues = self._adopt(await self._exchanger.connect())
@@ -394,8 +387,6 @@ class Worker(Service):
 
     async def _keep_house(self) -> None:
         """Now and then: see to what changes slowly."""
-        if monotonic() - self._house_kept < _HOUSEKEEPING:
-            return
         self._house_kept = monotonic()
         await self._exchanger.refresh_tasks()
         await self._exchanger.renew(self._held, self._clock.database_now())

@@ -137,8 +137,15 @@ begin
       begin
         ignored := set_config('lock_timeout', '1', true);
         delete from {schema}._private_jobs as job
-          using unnest(job_ids, job_locks) as given (id, locked_at)
-          where job.id = given.id and job.locked_by = worker and job.locked_at = given.locked_at;
+          using (
+            -- So that there is one way only to plan it: each is looked up by its id.
+            select found.place, given.locked_at
+            from unnest(job_ids, job_locks) as given (id, locked_at)
+            cross join lateral (
+              select job.ctid as place from {schema}._private_jobs as job where job.id = given.id offset 0
+            ) as found
+          ) as given
+          where job.ctid = given.place and job.locked_by = worker and job.locked_at = given.locked_at;
         get diagnostics count = row_count;
         if count < cardinality(job_ids) then
           raise lock_not_available;
@@ -477,11 +484,10 @@ begin
       claimed_queues := claimed_queues || locked_queues;
     end if;
 
-    return query
-      with mine as materialized (
-        select unnest(locked) as id
-        union all
-        select job.id
+    -- Locked first and updated then, because whatever is committed while a statement runs costs it a lock of its own
+    -- on each job that it comes too late for.
+    if cardinality(quotas) > 0 then
+      select locked || coalesce(array_agg(job.id), '{}') into locked
         from unnest(quota_tasks, quotas) as quota (task_id, size)
         cross join lateral (
           select job.id from {schema}._private_jobs as job
@@ -491,11 +497,13 @@ begin
             and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
           order by job.run_at, job.id limit quota.size
           for update skip locked
-        ) as job
-      )
+        ) as job;
+    end if;
+
+    return query
       update {schema}._private_jobs as job
         set attempts = job.attempts + 1, locked_by = worker, locked_at = now()
-        from mine where job.id = mine.id
+        where job.id = any (locked)
         returning
           null, job.id, job.task_id, job.job_queue_id, null, job.payload::text, job.priority,
           least(greatest(job.run_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'),

@@ -1,0 +1,127 @@
+"""The slots in which jobs run."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from graphile_worker import events as event
+from graphile_worker._runtime.runs import Run, tell_ended, tell_settled, tell_started, tell_unrecorded
+from graphile_worker.outcome import Completed, Failed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from graphile_worker._db.exchange import Held
+    from graphile_worker._runtime.executor import Executor
+    from graphile_worker.emitter import Events
+    from graphile_worker.events import WorkerPool
+    from graphile_worker.outcome import Outcome
+
+
+class Slots:
+    """Runs each job in a slot, and tells about it.
+
+    Args:
+        pool: Whose slots they are.
+        concurrency: How many there are.
+        executor: Runs a job.
+        events: Where to tell.
+        ended: Called with a job that has ended, and what it came to.
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        concurrency: int,
+        executor: Executor,
+        events: Events,
+        ended: Callable[[Held, Outcome], None],
+    ) -> None:
+        self._pool = pool
+        self._executor = executor
+        self._events = events
+        self._on_end = ended
+        self._loop = asyncio.get_running_loop()  # to ask for it each time is a call to the system
+        self._free = [event.Worker(f"{pool.id}-{number}", number) for number in range(concurrency, 0, -1)]
+        self._running: dict[Held, Run] = {}
+        self._ended: dict[Held, Run] = {}
+        self.done = self.failed = 0
+
+    @property
+    def free(self) -> int:
+        """How many are free."""
+        return len(self._free)
+
+    @property
+    def running(self) -> Sequence[Held]:
+        """Jobs that run now."""
+        return tuple(self._running)
+
+    @property
+    def any(self) -> event.Worker:
+        """One of them, to have a name for what all do together."""
+        return self._free[-1] if self._free else next(iter(self._running.values())).slot
+
+    def announce(self) -> None:
+        """Tell that they are there."""
+        for slot in reversed(self._free):
+            self._events.emit(event.WorkerCreate(worker=slot, tasks=self._pool.tasks))
+
+    def start(self, held: Held) -> None:
+        """Run the job in a free slot."""
+        run = Run(held, self._free.pop(), monotonic())
+        self._running[held] = run
+        tell_started(self._events, run)
+        run.task = self._loop.create_task(self._run(run), context=self._executor.context())
+
+    async def _run(self, run: Run) -> None:
+        self._end(run, await self._executor.execute(run.held))
+
+    def _end(self, run: Run, outcome: Outcome) -> None:
+        run.duration = monotonic() - run.since
+        run.task = None
+        del self._running[run.held]
+        self._ended[run.held] = run
+        self._free.append(run.slot)
+        self.done += isinstance(outcome, Completed)
+        self.failed += isinstance(outcome, Failed)
+        tell_ended(self._events, run, outcome)
+        self._on_end(run.held, outcome)
+
+    def release(self) -> None:
+        """Tell that there will be no more jobs."""
+        self._executor.warn()
+        for slot in (*reversed(self._free), *(run.slot for run in self._running.values())):
+            self._events.emit(event.WorkerRelease(worker=slot))
+
+    def interrupt(self) -> None:
+        """Stop what runs."""
+        for run in self._running.values():
+            if run.task is not None:
+                # One that is cancelled before its first step never gets to say that it has ended.
+                run.task.add_done_callback(functools.partial(self._bury, run))
+                run.task.cancel("the worker is stopping")
+
+    def _bury(self, run: Run, _task: asyncio.Task[None]) -> None:
+        if run.held in self._running:
+            self._end(run, self._executor.interrupted)
+
+    def settle(self, held: Held, kind: type[event.JobComplete | event.JobLost]) -> None:
+        """What became of the job is recorded, or cannot be because it is not ours any more."""
+        run = self._ended.pop(held, None)  # none if it was given back without having run
+        if run is not None:
+            tell_settled(self._events, run, kind)
+
+    def give_up(self, error: BaseException) -> None:
+        """What has ended will not be recorded."""
+        for run in self._ended.values():
+            tell_unrecorded(self._events, run, error)
+
+    def close(self, error: BaseException | None) -> None:
+        """Nothing more will run."""
+        self._executor.close()
+        for slot in reversed(self._free):
+            self._events.emit(event.WorkerStop(worker=slot, error=error))
