@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format db-dump clean
+.PHONY: help demo test test-all bench bench-scaling check format db-dump clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 demo: $(STAMP) ## Run a job on an embedded PostgreSQL
 	@$(BIN)/python examples/demo.py
@@ -19,6 +19,12 @@ test: $(STAMP) peers ## Run the tests that take a few minutes at most
 
 test-all: $(STAMP) peers ## Run the tests that take longer
 	$(BIN)/pytest -m slow
+
+bench: $(STAMP) bench-peers ## Compare with other queues, in 15 minutes; in 2 with QUICK=1
+	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
+
+bench-scaling: $(STAMP) bench-peers ## Measure how it scales, in 15 minutes; in 2 with QUICK=1
+	$(BIN)/python -m benchmarks scaling $(if $(QUICK),--quick)
 
 check: $(STAMP) ## Format, lint, types, import rules, sizes
 	$(BIN)/ruff format --check
@@ -39,6 +45,11 @@ db-dump: $(STAMP) ## Write docs/schema.sql anew
 .PHONY: peers
 peers: $(STAMP)
 	@$(BIN)/python tools/fetch_peers.py
+
+# And Python's job queues, for the benchmarks alone.
+.PHONY: bench-peers
+bench-peers: $(STAMP)
+	@$(BIN)/python tools/fetch_peers.py --python
 
 clean: ## Remove the environment and all caches
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist

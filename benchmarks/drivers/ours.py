@@ -7,9 +7,10 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
-from protocol import Driver, serve
+from protocol import Completions, Driver, serve
 
-from graphile_worker import JobSpec, Runner, WorkerUtils, run, run_once
+from graphile_worker import Events, JobSpec, Runner, WorkerUtils, run
+from graphile_worker.events import JobComplete
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +61,9 @@ class Ours(Driver):
     async def clear(self) -> None:
         """Remove all jobs and queues."""
         connection = await asyncpg.connect()
-        await connection.execute("truncate graphile_worker._private_jobs, graphile_worker._private_job_queues")
+        await connection.execute(
+            "truncate graphile_worker._private_jobs, graphile_worker._private_job_queues"
+        )
         await connection.close()
 
     async def enqueue(
@@ -87,14 +90,17 @@ class Ours(Driver):
 
         await asyncio.gather(*(lane() for _ in range(lanes)))
 
-    async def drain(self, concurrency: int, *, tuned: bool = False) -> None:
-        """Run all that can run."""
-        await run_once(self._tasks, concurrency=concurrency, prefetch=_PREFETCH if tuned else 0, migrate=False)
-
     async def start(self, concurrency: int, *, tuned: bool = False) -> None:
         """Begin to work."""
+        completions = self.completions = Completions()
+        events = Events()
+        events.on(JobComplete, lambda _event: completions.note())
         self._runner = await run(
-            self._tasks, concurrency=concurrency, prefetch=_PREFETCH if tuned else 0, migrate=False
+            self._tasks,
+            concurrency=concurrency,
+            prefetch=_PREFETCH if tuned else 0,
+            migrate=False,
+            events=events,
         )
 
     async def stop(self) -> None:

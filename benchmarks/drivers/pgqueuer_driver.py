@@ -13,8 +13,7 @@ import asyncpg
 from pgqueuer import PgQueuer
 from pgqueuer.errors import FailingListenerError
 from pgqueuer.queries import Queries
-from pgqueuer.types import QueueExecutionMode
-from protocol import Driver, serve
+from protocol import Completions, Driver, serve
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -48,10 +47,13 @@ async def fail(_job: Job) -> None:
     raise RuntimeError("on purpose")
 
 
-def _limited(task: Task, running: asyncio.Semaphore) -> Task:
+def _limited(task: Task, running: asyncio.Semaphore, completions: Completions) -> Task:
     async def limited(job: Job) -> None:
         async with running:
-            await task(job)
+            try:
+                await task(job)
+            finally:
+                completions.note()
 
     return limited
 
@@ -122,31 +124,23 @@ class PgQueuerDriver(Driver):
         worker = PgQueuer.from_asyncpg_connection(connection)
         # It takes jobs in batches, and its own limit must be two of them at least. So the limit is ours, and
         # a batch as large as suits: "Increase batch_size when jobs are short-lived".
-        running = asyncio.Semaphore(concurrency)
+        limits = asyncio.Semaphore(concurrency), self.completions
         for name, task in self._tasks.items():
-            worker.entrypoint(name)(_limited(task, running))
+            worker.entrypoint(name)(_limited(task, *limits))
         batch = _TUNED_BATCH if tuned else _BATCH
         sizes = await (await self._queries()).queue_size()
         if serial := {size.entrypoint for size in sizes if _SERIAL in size.entrypoint}:
             for name in serial:
                 task = self._tasks[name.partition(_SERIAL)[0]]
-                worker.entrypoint(name, concurrency_limit=1)(_limited(task, running))
+                worker.entrypoint(name, concurrency_limit=1)(_limited(task, *limits))
             # Results are written once there is a batch of them, or after 0.1 s. Only one job of each queue
             # runs at a time: with a larger batch, they would always wait for that.
             batch = max(1, min(batch, len(serial) // 2))
         return worker, {"batch_size": batch, "max_concurrent_tasks": max(concurrency, 2 * batch)}
 
-    async def drain(self, concurrency: int, *, tuned: bool = False) -> None:
-        """Run all that can run."""
-        connection = await asyncpg.connect()
-        worker, options = await self._prepare(connection, concurrency, tuned=tuned)
-        # If jobs still run when the queue is empty, it ends up to 0.12 s after them: the results of the last
-        # batch, which is not full, are then written by a timer that has no option.
-        await worker.run(mode=QueueExecutionMode.drain, **options)
-        await connection.close()
-
     async def start(self, concurrency: int, *, tuned: bool = False) -> None:
         """Begin to work, and wait until it listens."""
+        self.completions = Completions()
         self._connection = await asyncpg.connect()
         self._worker, options = await self._prepare(self._connection, concurrency, tuned=tuned)
         self._running = asyncio.create_task(self._worker.run(**options))

@@ -9,10 +9,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from procrastinate import App, PsycopgConnector
-from protocol import Driver, serve
+from protocol import Completions, Driver, serve
 from psycopg_pool import AsyncConnectionPool
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from procrastinate.jobs import JobDeferrer
     from psycopg import AsyncConnection
 
@@ -21,6 +23,9 @@ _OPTIONS: dict[str, Any] = {"delete_jobs": "successful", "install_signal_handler
 # The connections that listen have it too: by it we find ours.
 _NAME = f"benchmark {os.getpid()}"
 _LANES = 10
+_MOST_CONNECTIONS = 150  # the server takes 200; a pool shares what it has
+# Nothing tells it that a lock is free: it looks every 5 s, unless told to look more often.
+_TUNED_POLLING = 0.02
 
 
 async def trivial(**_payload: object) -> None:
@@ -65,7 +70,7 @@ class Procrastinate(Driver):
     def _app(self, concurrency: int, *, tuned: bool = False) -> App:
         # "The shorter your average job execution time, the more your pool will need to contain as many
         # connections as your concurrency (plus one)."
-        size = concurrency + 1
+        size = min(concurrency + 1, _MOST_CONNECTIONS)
         options: dict[str, Any] = {"min_size": min(4, size), "max_size": size}
         if tuned:
             # Each query begins and commits, and before that the pool asks whether the connection lives: four
@@ -121,24 +126,21 @@ class Procrastinate(Driver):
 
         await asyncio.gather(*(lane() for _ in range(lanes)))
 
-    async def drain(self, concurrency: int, *, tuned: bool = False) -> None:
-        """Run all that can run."""
-        async with self._app(concurrency, tuned=tuned).open_async() as app:
-            left = True
-            while left:
-                await app.run_worker_async(concurrency=concurrency, wait=False, **_OPTIONS)
-                # It ends when it finds none, though some may wait for a lock. One that stays would look for
-                # those every 5 s only: nothing tells it that a lock is free.
-                row = await app.connector.execute_query_one_async(
-                    "select exists (select from procrastinate_jobs where status = 'todo'"
-                    " and (scheduled_at is null or scheduled_at <= now())) as left"
-                )
-                left = row["left"]
-
     async def start(self, concurrency: int, *, tuned: bool = False) -> None:
         """Begin to work, and wait until it listens: it does not tell."""
         self._worker = await self._app(concurrency, tuned=tuned).open_async()
-        work = self._worker.run_worker_async(concurrency=concurrency, **_OPTIONS)
+        completions = self.completions = Completions()
+
+        async def note(process: Callable[[], Awaitable[Any]], *_context: object) -> Any:
+            try:
+                return await process()
+            finally:
+                completions.note()
+
+        options: dict[str, Any] = {"worker_middleware": [note]}
+        if tuned:
+            options["fetch_job_polling_interval"] = _TUNED_POLLING
+        work = self._worker.run_worker_async(concurrency=concurrency, **_OPTIONS, **options)
         self._running = asyncio.create_task(work)
         listening = False
         while not listening and not self._running.done():

@@ -120,9 +120,4 @@ class WorkerOptions:
     @property
     def own_connections(self) -> int:
         """How many connections of its pool the worker keeps for itself: to exchange, and to listen."""
-        return self.lines + (1 if self.listen and self.listen_dsn is None else 0)
-
-    @property
-    def lines(self) -> int:
-        """How many exchanges may overlap. With one slot jobs begin in the order in which they are claimed."""
-        return 2 if self.prefetch and self.concurrency > 1 else 1
+        return 2 if self.listen and self.listen_dsn is None else 1

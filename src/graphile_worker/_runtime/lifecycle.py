@@ -93,7 +93,7 @@ class Runner:
         self._worker = Worker(
             pool=self._pool,
             options=options,
-            exchanger=Exchanger(self._session, self.id, handlers, lines=options.lines),
+            exchanger=Exchanger(self._session, self.id, handlers),
             executor=Executor(handlers, surroundings, options.interrupted_delay),
             flags=self._flags,
             clock=clock,

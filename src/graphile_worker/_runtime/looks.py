@@ -31,15 +31,26 @@ class Looks:
         self._poll_interval = poll_interval
         self._next = 0.0
         self._woken = False
+        self._told: int | None = 0
         self._contended = 0
         self._mark: Position | None = None
         self._full_look = 0.0
         self._slow_looks = 0
         self.after_queue = 0
 
-    def wake(self) -> None:
-        """There may be something new."""
+    def wake(self, count: int | None = None) -> None:
+        """There may be something new: so many jobs, if that is known."""
         self._woken = True
+        self._told = None if count is None or self._told is None else self._told + count
+
+    @property
+    def told(self) -> int | None:
+        """For how many jobs to look; None for all that there is room for.
+
+        To look for more than there are takes longer, and those that are there wait for it. What else there
+        may be is seen by the next look, which follows at once.
+        """
+        return None if monotonic() >= self._next else self._told
 
     def due(self) -> bool:
         """Whether to look now."""
@@ -52,7 +63,7 @@ class Looks:
 
     def postpone(self) -> None:
         """Not now, but in a while."""
-        self._woken = False
+        self._woken, self._told = False, None
         self._next = monotonic() + self.poll_delay()
 
     def poll_delay(self) -> float:
@@ -66,7 +77,7 @@ class Looks:
         look from the beginning walks past them. So while looks are slow they begin where the last one ended,
         but for one every 0.1 s, which finds what came in before that position.
         """
-        self._woken = False
+        self._woken, self._told = False, 0
         if monotonic() - self._full_look < _FULL_LOOK_INTERVAL:
             return self._mark
         return None

@@ -43,7 +43,7 @@ class Notifier(Service):
     mode lets LISTEN pass, and swallows what it should bring.
 
     Args:
-        on_jobs: There may be new jobs.
+        on_jobs: There may be new jobs; called with how many, if that is known.
         on_migration: The schema may have been changed.
     """
 
@@ -55,7 +55,7 @@ class Notifier(Service):
         pool: WorkerPool,
         listen_on: Pool,
         session: Session,
-        on_jobs: Callable[[], None],
+        on_jobs: Callable[[int | None], None],
         on_migration: Callable[[], None],
         events: Events,
         logger: ScopedLogger,
@@ -85,7 +85,7 @@ class Notifier(Service):
                 try:
                     self._events.emit(event.PoolListenSuccess(worker_pool=self._pool, client=ear.connection))
                     # What was sent while nobody listened will not come again.
-                    self._on_jobs()
+                    self._on_jobs(None)
                     self._on_migration()
                     self.tried.set()
                     heard = await self._keep_probing(ear)
@@ -148,17 +148,19 @@ class Notifier(Service):
             self._answered.set()
         elif channel == _MIGRATION:
             self._on_migration()
-        elif _count(message) > 0:
-            self._on_jobs()
+        else:
+            count = _count(message)
+            if count is None or count > 0:
+                self._on_jobs(count)
 
 
-def _count(message: str) -> float:
-    """How many jobs a notification tells of; one if it does not say."""
+def _count(message: str) -> int | None:
+    """How many jobs a notification tells of, if it does."""
     try:
         count = json.loads(message)["count"]
     except (ValueError, TypeError, KeyError):
-        return 1
-    return count if isinstance(count, int | float) else 1
+        return None
+    return count if isinstance(count, int) else None
 
 
 async def _wait(flag: asyncio.Event, seconds: float) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -39,10 +38,6 @@ class Results:
             return bool(self._waiting)
         return any(busy.again <= monotonic() for busy in self._busy.values())
 
-    def __len__(self) -> int:
-        """How many are to be sent, now or later."""
-        return len(self._waiting) + len(self._busy)
-
     @property
     def again(self) -> float | None:
         """When (on the monotonic clock) the next busy one is to be sent again."""
@@ -57,18 +52,12 @@ class Results:
         results, self._waiting = self._waiting, []
         if self._busy:
             now = monotonic()
-            for busy in self._busy.values():
-                if busy.again <= now:
-                    busy.again = inf  # until there is an answer
-                    results.append(busy.result)
+            results += [busy.result for busy in self._busy.values() if busy.again <= now]
         return results
 
     def put_back(self, results: list[Result], *, perhaps_recorded: bool) -> None:
         """They were sent, and no answer came."""
         self._waiting[:0] = [result for result in results if result.held not in self._busy]
-        for result in results:
-            if result.held in self._busy:
-                self._busy[result.held].again = 0.0
         if perhaps_recorded:
             self._sent_in_vain.update(result.held for result in results)
 

@@ -14,7 +14,6 @@ from graphile_worker import events as event
 from graphile_worker._db.exchange import NOTHING, Wish
 from graphile_worker._runtime.adoption import reconcile
 from graphile_worker._runtime.exchanger import OutageError
-from graphile_worker._runtime.flights import Flights
 from graphile_worker._runtime.looks import Looks
 from graphile_worker._runtime.prefetch import Prefetched
 from graphile_worker._runtime.results import Results
@@ -38,9 +37,6 @@ if TYPE_CHECKING:
     from graphile_worker.outcome import Outcome
 
 _HOUSEKEEPING = 60.0
-_FLIGHT = 1.0
-"""An exchange that is under way wakes us when it ends; this is for the case that it does not."""
-_OVERLAP = 4
 GIVE_UP_AFTER = 10.0
 """Seconds for which a worker that stops waits for a database that does not answer."""
 
@@ -74,8 +70,6 @@ class Worker(Service):
         # Not by their ids: a job that somebody freed while it ran may be claimed a second time.
         self._held: set[Held] = set()
         self._results = Results()
-        self._flights = Flights(self.wake)
-        self._asked = 0
         self._weather = Weather(logger)
         self._house_kept = monotonic()
         flags.answered = self.look
@@ -101,9 +95,9 @@ class Worker(Service):
         except OutageError as outage:
             raise outage.error or outage from None
 
-    def look(self) -> None:
-        """There may be jobs."""
-        self._looks.wake()
+    def look(self, count: int | None = None) -> None:
+        """There may be jobs, so many if that is known."""
+        self._looks.wake(count)
         self.wake()
 
     def begin_stop(self) -> None:
@@ -153,8 +147,6 @@ class Worker(Service):
         if self._saving and self._task is not None:
             await asyncio.wait([self._task])
         await self.stop()
-        self._flights.cancel()
-        await self._flights.all_landed()
         await self._exchanger.disconnect()
         self._slots.close(self.fatal.exception() if self.fatal.done() else None)
 
@@ -171,7 +163,6 @@ class Worker(Service):
         self._saving = True
         self.begin_stop()
         self.interrupt()
-        await self._flights.all_landed()
         await self._exchanger.disconnect()
         quiet_since = monotonic()
         while monotonic() - quiet_since < GIVE_UP_AFTER:
@@ -205,46 +196,28 @@ class Worker(Service):
             return None
 
     async def _tick(self) -> float | None:
-        self._flights.check()
         if self.fatal.done() or self.idle.is_set():
             return None
         if not self._exchanger.connected:
-            await self._flights.all_landed()
             await self._reconnect()
         self._expire()
         if monotonic() - self._house_kept >= _HOUSEKEEPING:
-            await self._flights.all_landed()
             await self._keep_house()
-        if self._flights and not self._worth_another():
-            return _FLIGHT
-        # Two that claim at once would lock each other's jobs for nothing.
-        wish = NOTHING if self._asked else await self._wish()
+        wish = await self._wish()
         results = self._results.take()
         if results or wish.wanted:
-            self._asked += wish.wanted
-            if self._exchanger.lines > 1:
-                await self._flights.start(self._exchange(results, wish))
-            else:
-                await self._exchange(results, wish)
-                # Jobs that were begun take their first step before we go on, and for many it is the last.
-                await asyncio.sleep(0)
+            await self._exchange(results, wish)
+            # Jobs that were begun take their first step before we go on, and for many it is the last.
+            await asyncio.sleep(0)
         self._check_idle()
         return self._delay()
-
-    def _worth_another(self) -> bool:
-        """Whether to exchange while another exchange is under way: a few jobs cost as much as many."""
-        enough = self._options.prefetch // _OVERLAP
-        return len(self._flights) < self._exchanger.lines and len(self._results) >= enough
 
     async def _exchange(self, results: list[Result], wish: Wish) -> None:
         if wish.wanted and self._events.wants(event.WorkerGetJobStart):
             self._events.emit(event.WorkerGetJobStart(worker=self._slots.any))
         sent = monotonic()
         try:
-            try:
-                reply = await self._exchanger.exchange(results, wish)
-            finally:
-                self._asked -= wish.wanted
+            reply = await self._exchanger.exchange(results, wish)
         except BaseException as error:
             # Cancelled only when the event loop is closed under us.
             unknown = not isinstance(error, OutageError) or error.unknown
@@ -282,11 +255,14 @@ class Worker(Service):
                 self.begin_stop()
             return NOTHING
         # What is in hand may all be waiting for its queue: then the free slots want something else.
-        needed = self._slots.free - self._prefetched.ready - self._asked
+        needed = self._slots.free - self._prefetched.ready
         if self._stopping or max(wanted, needed) <= 0:
             return NOTHING
+        most = max(wanted, needed)
+        if not self._results:
+            most = min(most, self._looks.told or most)
         return Wish(
-            wanted=max(wanted, needed),
+            wanted=most,
             # Without prefetch a queue gives one job at a time: the next may run elsewhere.
             run_length=self._options.prefetch if self._ahead and wanted > needed else 1,
             forbidden_flags=flags or None,
@@ -300,7 +276,7 @@ class Worker(Service):
         if self._stopping or self.idle.is_set():
             return 0
         room = self._slots.free + self._ahead - len(self._prefetched)
-        return max(room, self._slots.free - self._prefetched.ready) - self._asked
+        return max(room, self._slots.free - self._prefetched.ready)
 
     @property
     def _ahead(self) -> int:
@@ -309,8 +285,6 @@ class Worker(Service):
 
     def _delay(self) -> float | None:
         """Seconds until there is something to do, if nobody wakes us."""
-        if self._flights:
-            return _FLIGHT
         if self._results:
             return 0.0
         delays = [_HOUSEKEEPING]
@@ -325,7 +299,7 @@ class Worker(Service):
 
     def _check_idle(self) -> None:
         done = self._stopping or (self._options.once and self._nothing_left)
-        if done and not self._held and not self._flights and not self._claims_unknown:
+        if done and not self._held and not self._claims_unknown:
             self.idle.set()
 
     def _receive(self, wish: Wish, reply: Reply) -> None:

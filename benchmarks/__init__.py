@@ -1,0 +1,1 @@
+"""How fast it is, beside others: `make bench`, `make bench-scaling`."""
