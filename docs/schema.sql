@@ -21,6 +21,8 @@ CREATE FUNCTION graphile_worker._private_python_exchange_v1(worker text, job_ids
     SET enable_bitmapscan TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
+    SET enable_sort TO 'off'
+    SET enable_incremental_sort TO 'off'
     AS $$
 #variable_conflict use_column
 declare

@@ -439,6 +439,36 @@ class TestRule8PlannerSettings:
         kept = await worker.connection.fetchval("show plan_cache_mode")
         assert kept == "force_custom_plan", "the session's own settings stay"
 
+    async def test_a_claim_reads_few_pages_however_many_jobs_are_due_at_the_same_moment(
+        self, db: asyncpg.Connection, other: asyncpg.Connection, worker: Client
+    ) -> None:
+        """With such statistics an index without the id, and a sort, looks good; and reads all of them."""
+        snapshot = other.transaction(isolation="repeatable_read")
+        await snapshot.start()
+        await other.fetchval("select 1 from graphile_worker._private_jobs")
+        task = (await add(db))["task_id"]
+        await db.execute(f"""
+            insert into graphile_worker._private_jobs (task_id, payload)
+            select {task}, '{{}}' from generate_series(1, 60000)
+        """)
+        for _ in range(10):
+            claimed = await worker.claim(5000)
+            await worker.exchange([done(held) for held in claimed], 0)
+        mark = claimed[-1].order
+        await db.execute("vacuum analyze graphile_worker._private_jobs")
+        plan = await db.fetchval(
+            """explain (analyze, buffers, format json)
+            select * from graphile_worker._private_python_exchange_v1(
+              'a worker', '{}', '{}', null, null, null,
+              array(select id from graphile_worker._private_tasks), 10, 1, null, now(), $1, $2, $3, 0
+            )""",
+            *mark,
+        )
+        await snapshot.rollback()
+        [top] = json.loads(plan)
+        assert top["Plan"]["Actual Rows"] == 11
+        assert top["Plan"]["Shared Hit Blocks"] + top["Plan"]["Shared Read Blocks"] < 1000
+
 
 class TestRule9Watermark:
     async def test_a_look_from_a_position_on_does_not_walk_past_what_is_gone(

@@ -68,6 +68,7 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
+set enable_sort = off
 as $body$
 #variable_conflict use_column
 declare
@@ -635,5 +636,14 @@ begin
   next_queue := queue_cursor;
   cost := extract(epoch from clock_timestamp() - started);
   return next;
+end
+$body$;
+
+-- Without sorts only the indexes of ours are left that have the jobs in order. PostgreSQL 12 has no such setting.
+do $body$
+begin
+  if current_setting('server_version_num')::integer >= 130000 then
+    alter function {schema}._private_python_exchange_v1 set enable_incremental_sort = off;
+  end if;
 end
 $body$;
