@@ -65,6 +65,23 @@ def test_being_woken_during_a_look_means_another_one() -> None:
     assert looks.due()
 
 
+def test_a_look_is_for_as_many_jobs_as_it_was_told_of(clock: list[float]) -> None:
+    looks = Looks(2.0)
+    assert looks.told is None, "at the start for all that there are"
+    look(looks, Reply(NOW))
+    looks.wake(1)
+    looks.wake(2)
+    assert (looks.due(), looks.told) == (True, 3)
+    look(looks, Reply(NOW))
+    looks.wake(1)
+    looks.wake()
+    assert looks.told is None, "somebody does not know how many"
+    look(looks, Reply(NOW))
+    looks.wake(1)
+    clock[0] += 3
+    assert looks.told is None, "it is time to look for all"
+
+
 def test_contended_is_looked_at_again_within_milliseconds_and_then_more_slowly(clock: list[float]) -> None:
     looks = Looks(2.0)
     delays = []
