@@ -771,3 +771,50 @@ class TestLongHeldLocks:
             await database.unlock_stale(db, SCHEMA)
         await transaction.rollback()
         assert [kind for kind, _ in await locked(db)] == ["job"]
+
+
+async def test_a_payload_that_cannot_be_read_does_not_keep_the_jobs_that_came_with_it(
+    db: asyncpg.Connection, worker: Client
+) -> None:
+    await add(db)
+    await db.execute(
+        """update graphile_worker._private_jobs set payload = ('{"n": ' || repeat('9', 6000) || '}')::json"""
+    )
+    [held] = await worker.claim()
+    assert held.unreadable is not None
+    # A traceback refers to what the frames in it refer to, and so to the whole reply.
+    assert (held.unreadable.__traceback__, held.unreadable.__context__) == (None, None)
+
+
+class TestRecordingAtOnce:
+    """All that is completed is deleted at once, unless something stands in the way."""
+
+    async def test_what_the_session_has_set_for_locks_stays(
+        self, db: asyncpg.Connection, other: asyncpg.Connection, worker: Client
+    ) -> None:
+        await worker.connection.execute("set lock_timeout = '7s'")
+        jobs = [await add(db) for _ in range(3)]
+        claimed = await worker.claim(3)
+        async with other.transaction():
+            await other.execute(
+                "select from graphile_worker._private_jobs where id = $1 for update", jobs[1]["id"]
+            )
+            reply = await worker.exchange([done(held) for held in claimed], 0)
+            assert {claim.job_id for claim in reply.busy} == {jobs[1]["id"]}
+            assert await worker.connection.fetchval("show lock_timeout") == "7s"
+        reply = await worker.exchange([done(claimed[1])], 0)
+        assert (reply.busy, reply.lost) == (set(), set())
+        assert await worker.connection.fetchval("show lock_timeout") == "7s"
+        assert await count(db) == 0
+
+    async def test_one_that_is_lost_does_not_keep_the_others_from_being_recorded(
+        self, db: asyncpg.Connection, worker: Client
+    ) -> None:
+        jobs = [await add(db) for _ in range(3)]
+        claimed = await worker.claim(3)
+        await db.execute(
+            "update graphile_worker._private_jobs set locked_by = 'other' where id = $1", jobs[2]["id"]
+        )
+        reply = await worker.exchange([done(held) for held in claimed], 0)
+        assert {claim.job_id for claim in reply.lost} == {jobs[2]["id"]}
+        assert await count(db) == 1

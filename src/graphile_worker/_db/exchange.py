@@ -241,7 +241,8 @@ def _read_held(
     try:
         payload = decode_payload(payload)
     except ValueError as error:  # it must fail this job alone
-        payload, unreadable = None, error
+        # A new one: that one's traceback leads to all other jobs of the reply, and would keep them.
+        payload, unreadable = None, ValueError(str(error))
     created_at = created_at or run_at
     queue = None if queue_id is None else queues[queue_id]
     job = Job(

@@ -146,6 +146,7 @@ def trouble_of(error: BaseException) -> Trouble:
             | asyncpg.CrashShutdownError()
             | asyncpg.CannotConnectNowError()
             | asyncpg.ReadOnlySQLTransactionError()  # after a failover: the connection is to the old primary
+            | asyncpg.InvalidCachedStatementError()  # what was prepared on it is of no use any more
         ):
             return Trouble.LOST
         case asyncpg.PostgresError():
