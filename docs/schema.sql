@@ -91,16 +91,18 @@ begin
       patience := current_setting('lock_timeout');
       begin
         ignored := set_config('lock_timeout', '1', true);
+        -- Looked up by their ids, deleted by their places: there is one way only to plan that. What somebody has freed
+        -- or taken in between is not ours any more; and we ourselves claim nothing meanwhile.
         delete from "graphile_worker"._private_jobs as job
-          using (
-            -- So that there is one way only to plan it: each is looked up by its id.
-            select found.place, given.locked_at
+          where job.locked_by = worker and job.ctid = any (array(
+            select found.place
             from unnest(job_ids, job_locks) as given (id, locked_at)
             cross join lateral (
-              select job.ctid as place from "graphile_worker"._private_jobs as job where job.id = given.id offset 0
+              select job.ctid as place from "graphile_worker"._private_jobs as job
+              where job.id = given.id and job.locked_by = worker and job.locked_at = given.locked_at
+              offset 0
             ) as found
-          ) as given
-          where job.ctid = given.place and job.locked_by = worker and job.locked_at = given.locked_at;
+          ));
         get diagnostics count = row_count;
         if count < cardinality(job_ids) then
           raise lock_not_available;
@@ -229,6 +231,12 @@ begin
             order by job.priority, job.run_at, job.id limit 1
           ) as with_queue
         ) as found;
+    end if;
+    if least(level_without_queue, level_with_queue) > level then
+      -- Another try found nothing more in its level: what it was to leave out is of no meaning here.
+      passed_over := '{}';
+      passed_tasks := '{}';
+      tries := 0;
     end if;
     level := least(level_without_queue, level_with_queue);
     exit when level is null;

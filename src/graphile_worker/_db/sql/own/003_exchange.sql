@@ -137,16 +137,18 @@ begin
       patience := current_setting('lock_timeout');
       begin
         ignored := set_config('lock_timeout', '1', true);
+        -- Looked up by their ids, deleted by their places: there is one way only to plan that. What somebody has freed
+        -- or taken in between is not ours any more; and we ourselves claim nothing meanwhile.
         delete from {schema}._private_jobs as job
-          using (
-            -- So that there is one way only to plan it: each is looked up by its id.
-            select found.place, given.locked_at
+          where job.locked_by = worker and job.ctid = any (array(
+            select found.place
             from unnest(job_ids, job_locks) as given (id, locked_at)
             cross join lateral (
-              select job.ctid as place from {schema}._private_jobs as job where job.id = given.id offset 0
+              select job.ctid as place from {schema}._private_jobs as job
+              where job.id = given.id and job.locked_by = worker and job.locked_at = given.locked_at
+              offset 0
             ) as found
-          ) as given
-          where job.ctid = given.place and job.locked_by = worker and job.locked_at = given.locked_at;
+          ));
         get diagnostics count = row_count;
         if count < cardinality(job_ids) then
           raise lock_not_available;
