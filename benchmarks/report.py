@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 _FIRST = ("ours", "ours tuned", "node", "node tuned")
 _PAIRS = (("ours", "node"), ("ours", "node tuned"), ("ours tuned", "node tuned"))
-_MEASURED, _SCALING = "README.md", "scaling.md"
+_MEASURED, _SCALING, _NOTES = "README.md", "scaling.md", "notes.md"
 _LINKS = {
     _MEASURED: "How it scales is told in [scaling.md](scaling.md).",
     _SCALING: "The comparison with others is in [README.md](README.md).",
@@ -124,6 +124,8 @@ def _link(folder: Path) -> None:
 
 def _measured_page(report: Report, folder: Path) -> str:
     parts = ["# Benchmarks\n", _about(report), "## How to read it\n", _HOW_TO_READ]
+    if (folder / _NOTES).exists():
+        parts.append(f"What was tried for speed, and what it gave, is told in [{_NOTES}]({_NOTES}).\n")
     parts += [f"**{line}**\n" for line in _goals_reached(report)]
     for group, measurements in _groups(report).items():
         parts += [f"## {_title(group)}\n", _markdown(_table(measurements))]

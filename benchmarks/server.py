@@ -58,17 +58,20 @@ def server(*, durable: bool = False) -> Iterator[str]:
 
 
 def environment(dsn: str) -> dict[str, str]:
-    """The same connection as PG* variables: those every driver reads."""
+    """What a driver runs with."""
+    return {**os.environ, **connection_variables(dsn), "NO_LOG_SUCCESS": "1"}
+
+
+def connection_variables(dsn: str) -> dict[str, str]:
+    """The connection as PG* variables: not every driver reads every connection string that libpq reads."""
     parts = urlsplit(dsn)
     query = {key: values[0] for key, values in parse_qs(parts.query).items()}
     return {
-        **os.environ,
         "PGHOST": query.get("host") or parts.hostname or "localhost",
         "PGPORT": query.get("port") or str(parts.port or 5432),
         "PGUSER": parts.username or "postgres",
         "PGPASSWORD": parts.password or "",
         "PGDATABASE": parts.path.removeprefix("/"),
-        "NO_LOG_SUCCESS": "1",
     }
 
 

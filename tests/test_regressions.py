@@ -381,6 +381,25 @@ async def test_a_worker_that_holds_nothing_stops_at_once_though_the_database_is_
             await runner.stop()
 
 
+async def test_a_function_that_was_replaced_by_one_with_other_columns_is_prepared_anew(
+    db: asyncpg.Connection, database: str
+) -> None:
+    heard = Heard()
+    async with running({"task": nothing}, database, heard=heard):
+        await heard.until("worker:getJob:empty")
+        text = await db.fetchval(
+            "select pg_get_functiondef('graphile_worker._private_python_exchange_v1'::regproc)"
+        )
+        assert "cost double precision" in text
+        async with db.transaction():
+            await db.execute("drop function graphile_worker._private_python_exchange_v1")
+            await db.execute(text.replace("cost double precision", "cost real").replace(
+                "null::double precision", "null::real"
+            ))  # fmt: skip
+        await add(db)
+        await heard.until("job:complete")
+
+
 async def test_an_interrupted_job_is_not_called_complete(database: str) -> None:
     heard, gate = Heard(), Gate()
     async with running({"task": gate}, database, heard=heard) as runner:

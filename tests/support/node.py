@@ -6,9 +6,9 @@ import asyncio
 import os
 import shutil
 from typing import NamedTuple
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from benchmarks.server import connection_variables
 
 from support.postgres import PEERS
 
@@ -31,17 +31,8 @@ def command(version: str) -> str:
 
 
 def environment(dsn: str) -> dict[str, str]:
-    """PG* variables: Node's driver does not read every connection string that libpq reads."""
-    parts = urlsplit(dsn)
-    query = {key: values[0] for key, values in parse_qs(parts.query).items()}
-    return {
-        "PATH": os.environ["PATH"],
-        "PGHOST": query.get("host") or parts.hostname or "localhost",
-        "PGPORT": query.get("port") or str(parts.port or 5432),
-        "PGUSER": parts.username or "postgres",
-        "PGPASSWORD": parts.password or "",
-        "PGDATABASE": parts.path.removeprefix("/"),
-    }
+    """What Node's command runs with, and nothing else."""
+    return {"PATH": os.environ["PATH"], **connection_variables(dsn)}
 
 
 async def run(version: str, dsn: str, *arguments: str, cwd: str = "/") -> Finished:
