@@ -108,7 +108,7 @@ class _Run:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure; what was measured before an interrupt is kept."""
-    run = _Run(_parser().parse_args(arguments))
+    run = _Run(_options(arguments))
     try:
         with server(durable=run.options.durable) as dsn:
             asyncio.run(run.measure(dsn))
@@ -116,6 +116,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run.remarks.append("The run was interrupted.")
     finally:
         _write(run.report(), run.options)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.rounds is not None and options.rounds < 1:
+        parser.error(f"--rounds is {options.rounds}; it must be at least 1")
+    if options.what == "scaling":
+        found, names = bool(scaling.selected(options.only)), list(scaling.DRAWINGS)
+    else:
+        found = bool(selected(options.only, quick=options.quick))
+        names = list(dict.fromkeys(case.group for case in selected([], quick=options.quick)))
+    if not found:
+        parser.error(f"nothing has {' or '.join(options.only)} in its name; there are: {', '.join(names)}")
+    return options
 
 
 def _write(report: Report, options: argparse.Namespace) -> None:

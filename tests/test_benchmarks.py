@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from benchmarks import contenders
+from benchmarks.__main__ import main
 from benchmarks.arena import Arena
 from benchmarks.backlog import UNRUNNABLE, Backlog
 from benchmarks.cases import CASES, selected
@@ -166,3 +167,23 @@ def test_percentiles() -> None:
         50,
         99,
     ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--only", "no such thing"],
+            "nothing has no such thing in its name; there are: enqueue, throughput",
+        ),
+        (["scaling", "--only", "no such thing"], "there are: backlog, "),
+        (["--rounds", "0"], "--rounds is 0; it must be at least 1"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_told_before_anything_is_measured(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 2
+    assert message in capsys.readouterr().err
