@@ -119,8 +119,8 @@ class Backlog:
             transaction = self.connection.transaction()
             await transaction.start()
             begin = time.perf_counter()
-            reply = await exchange(self.connection, _SCHEMA, "benchmark", (), wish, tasks)
+            answer = await exchange(self.connection, _SCHEMA, "benchmark", (), wish, tasks)
             taken.append(time.perf_counter() - begin)
             await transaction.rollback()
-            assert len(reply.claimed) == _CLAIMED
+            assert answer.only_jobs == _CLAIMED
         return statistics.median(taken[_WARM_UP:]) * 1000

@@ -36,9 +36,10 @@ class Client:
     async def exchange(self, results: Sequence[Result] = (), wanted: int = 10, **wish: Any) -> Reply:
         tasks = await database.register_tasks(self.connection, SCHEMA, self.identifiers)
         async with asyncio.timeout(10):  # it never waits for anybody
-            return await database.exchange(
+            answer = await database.exchange(
                 self.connection, SCHEMA, self.name, results, Wish(wanted=wanted, **wish), tasks
             )
+        return answer.read()
 
     async def claim(self, wanted: int = 10, **wish: Any) -> list[Held]:
         return (await self.exchange((), wanted, **wish)).claimed

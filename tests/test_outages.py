@@ -12,6 +12,7 @@ import asyncpg
 import pytest
 
 from graphile_worker import Drained, JobSpec, WorkerUtils, run_once
+from graphile_worker._runtime.worker import Worker
 from graphile_worker.embedded import EmbeddedPostgres
 from graphile_worker.embedded.binaries import Binaries
 from graphile_worker.testing import Databases
@@ -22,6 +23,8 @@ from support.workers import Gate, Heard, locked, nothing, running
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from graphile_worker._db.exchange import Answer
 
 WHERE = ("the question is lost", "the answer is lost", "half the answer is lost", "after the question")
 
@@ -96,6 +99,44 @@ async def test_an_exchange_that_is_cut_anywhere_strands_nothing_and_repeats_noth
     assert heard.counts["job:complete"] == 60
     assert await locked(db) == []
     assert await count(db) == 9
+
+
+@pytest.mark.parametrize("where", WHERE)
+async def test_nor_does_one_that_was_sent_before_the_last_answer_was_read(
+    db: asyncpg.Connection, database: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[int] = []
+    heard, sent_ahead = Heard(), 0
+    send_ahead = Worker._send_ahead
+
+    async def counted(self: Worker, answer: Answer) -> None:
+        nonlocal sent_ahead
+        sent_ahead += 1
+        await send_ahead(self, answer)
+
+    async def task(n: int) -> None:
+        ran.append(n)
+
+    monkeypatch.setattr(Worker, "_send_ahead", counted)
+    async with WorkerUtils(database) as utils:
+        await utils.add_jobs(JobSpec("task", n, max_attempts=1) for n in range(2000))
+    async with (
+        proxied(database) as (proxy, dsn),
+        running(
+            {"task": task}, dsn, heard=heard, concurrency=4, prefetch=50, migrate=False, listen=False,
+            poll_interval=0.05,
+        ) as runner,
+    ):  # fmt: skip
+        cutter = Cutter(proxy, where, random.Random(1), 0.1)
+        cutter.worker_id = runner.id.encode()
+        await heard.until("job:complete", 2000)
+        proxy.cut_when = lambda _direction, _data: False
+    assert cutter.cuts > 1
+    assert sent_ahead > 10
+    assert sorted(ran) == list(range(2000)), "each once"
+    assert heard.counts["job:lost"] == 0
+    assert await locked(db) == []
+    assert await count(db) == 0
 
 
 async def test_sessions_that_are_killed_again_and_again_lose_nothing(

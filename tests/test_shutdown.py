@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import random
 import signal
@@ -26,6 +27,7 @@ from graphile_worker import (
 )
 from graphile_worker._db import connect, listen
 from graphile_worker._runtime import lifecycle
+from graphile_worker._runtime.worker import Worker
 from graphile_worker.testing import Databases
 from support.jobs import add, count, existing, get
 from support.proxy import proxied
@@ -35,6 +37,8 @@ from support.workers import Gate, Heard, locked, nothing, running
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from graphile_worker._db.exchange import Answer
 
 
 @pytest.fixture(scope="session")
@@ -574,6 +578,44 @@ class TestAProgramThatForgetsToStop:
         rows = await db.fetch("select attempts from graphile_worker._private_jobs")
         assert len(rows) >= 3
         assert {row["attempts"] for row in rows} == {0}
+
+    # It forgets its connections too.
+    @pytest.mark.filterwarnings("ignore::ResourceWarning")
+    async def test_also_in_the_middle_of_an_exchange_that_was_sent_ahead(
+        self,
+        db: asyncpg.Connection,
+        database: str,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        sent, passes = asyncio.Event(), 0
+        send_ahead = Worker._send_ahead
+
+        async def noted(self: Any, answer: Answer) -> None:
+            if not passes:
+                self._task.cancel()  # as the loop does when it is closed, and earlier than we could close it
+                self._task.add_done_callback(lambda _: sent.set())
+            else:
+                sent.set()
+            await send_ahead(self, answer)
+
+        async def forgetful() -> None:
+            nonlocal sent
+            sent = asyncio.Event()  # of this loop
+            await run({"task": nothing}, database, handle_signals=False, concurrency=5, prefetch=20)
+            await sent.wait()
+            for _ in range(passes):
+                await asyncio.sleep(0)
+
+        monkeypatch.setattr(Worker, "_send_ahead", noted)
+        async with WorkerUtils(database) as utils:
+            for passes in range(8):  # noqa: B007 - read by the two above
+                await utils.add_jobs([JobSpec("task")] * 2000)
+                await asyncio.to_thread(asyncio.run, forgetful())
+                assert await locked(db) == []
+                assert await db.fetchval("select max(attempts) from graphile_worker._private_jobs") == 0
+        gc.collect()
+        assert "before" not in caplog.text, "all was recorded"
 
     async def test_also_if_it_gave_up_waiting_for_the_stop(
         self, db: asyncpg.Connection, database: str, tmp_path: Path

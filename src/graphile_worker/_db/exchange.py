@@ -118,6 +118,25 @@ class Reply:
     cost: float = 0.0
 
 
+class Answer:
+    """The rows of a reply. To read them takes a while, and the next exchange need not wait for that."""
+
+    def __init__(self, rows: list[asyncpg.Record], worker_id: str, tasks: Mapping[int, str]) -> None:
+        self._rows = rows
+        self._worker_id = worker_id
+        self._tasks = tasks
+
+    @property
+    def only_jobs(self) -> int:
+        """How many jobs were claimed; 0 if there is something about queues or results too."""
+        rows = self._rows
+        return len(rows) - 1 if rows[0]["kind"] is None and rows[-2]["kind"] is None else 0
+
+    def read(self) -> Reply:
+        """What it says. May be called once."""
+        return _read_reply(self._rows, self._worker_id, self._tasks)
+
+
 class Backend(NamedTuple):
     """The server's process for a connection."""
 
@@ -146,7 +165,7 @@ async def exchange(
     wish: Wish,
     tasks: Mapping[int, str],
     fetch: Fetch | None = None,
-) -> Reply:
+) -> Answer:
     """Record results, and claim jobs; with what `prepare` returned it is faster."""
     if fetch is None:
         fetch = partial(connection.fetch, statements_for(schema, "exchange.sql")["exchange"], timeout=_NEVER)
@@ -166,7 +185,7 @@ async def exchange(
         *(wish.mark or (None, None, None)),
         wish.after_queue,
     )
-    return _read_reply(rows, worker_id, tasks)
+    return Answer(rows, worker_id, tasks)
 
 
 def _read_reply(rows: list[asyncpg.Record], worker_id: str, tasks: Mapping[int, str]) -> Reply:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from graphile_worker._db.connect import Connection
-    from graphile_worker._db.exchange import Backend, Fetch, Held, Locked, Reply, Result, Wish
+    from graphile_worker._db.exchange import Answer, Backend, Fetch, Held, Locked, Result, Wish
     from graphile_worker._db.session import Session
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ class Exchanger:
         resources, self._resources, self._connection = self._resources, AsyncExitStack(), None
         await resources.aclose()
 
-    async def exchange(self, results: Sequence[Result], wish: Wish) -> Reply:
+    async def exchange(self, results: Sequence[Result], wish: Wish) -> Answer:
         """Record results, and claim jobs."""
         return await self._ask(
             lambda on: database.exchange(

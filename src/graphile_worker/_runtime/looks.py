@@ -61,6 +61,11 @@ class Looks:
         """Seconds until the next look."""
         return 0.0 if self._woken else max(0.0, self._next - monotonic())
 
+    @property
+    def slow(self) -> bool:
+        """Whether looks take so long that they begin where the last one ended."""
+        return self._slow_looks >= _SLOW_LOOKS
+
     def postpone(self) -> None:
         """Not now, but in a while."""
         self._woken, self._told = False, None
@@ -92,7 +97,7 @@ class Looks:
             self._slow_looks = self._slow_looks + 1 if slow else 0
         full = len(reply.claimed) >= wish.wanted
         self._mark = None
-        if full and self._slow_looks >= _SLOW_LOOKS:
+        if full and self.slow:
             last = reply.claimed[-1]
             self._mark = max(Position(*last.order), wish.mark or Position(*last.order))
         if full:

@@ -1,18 +1,20 @@
 """The worker: claims jobs for its slots, runs them, and has the database record what became of them.
 
 All of it happens in one loop of exchanges. While one is under way finished jobs gather for the next, so that
-under load few exchanges do much, and without load none waits.
+under load few exchanges do much, and without load none waits. With prefetch the next one is sent before the
+answer to the last one is read, so that the server works while we do.
 """
 
 from __future__ import annotations
 
 import asyncio
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from graphile_worker import events as event
 from graphile_worker._db.exchange import NOTHING, Wish
 from graphile_worker._runtime.adoption import reconcile
+from graphile_worker._runtime.demand import Demand
 from graphile_worker._runtime.exchanger import OutageError
 from graphile_worker._runtime.looks import Looks
 from graphile_worker._runtime.prefetch import Prefetched
@@ -23,9 +25,9 @@ from graphile_worker._runtime.weather import Weather
 from graphile_worker.errors import ConfigurationError, GraphileWorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Awaitable, Iterable, Sequence
 
-    from graphile_worker._db.exchange import Held, Locked, Reply, Result
+    from graphile_worker._db.exchange import Answer, Held, Locked, Reply, Result
     from graphile_worker._runtime.clock import Clock
     from graphile_worker._runtime.exchanger import Exchanger
     from graphile_worker._runtime.executor import Executor
@@ -39,6 +41,15 @@ if TYPE_CHECKING:
 _HOUSEKEEPING = 60.0
 GIVE_UP_AFTER = 10.0
 """Seconds for which a worker that stops waits for a database that does not answer."""
+
+
+class _Exchange(NamedTuple):
+    """One that is under way."""
+
+    results: list[Result]
+    wish: Wish
+    sent: float
+    answer: Awaitable[Answer]
 
 
 class Worker(Service):
@@ -65,11 +76,12 @@ class Worker(Service):
         self._events = events
         self._looks = Looks(options.poll_interval)
         self._prefetched = Prefetched(events, pool)
-        self._prefetching = options.prefetch > 0
         self._slots = Slots(pool, options.concurrency, executor, events, self._end_run)
+        self._demand = Demand(options, self._slots, self._prefetched, flags, self._looks, clock)
         # Not by their ids: a job that somebody freed while it ran may be claimed a second time.
         self._held: set[Held] = set()
         self._results = Results()
+        self._sent_ahead: _Exchange | None = None
         self._weather = Weather(logger)
         self._house_kept = monotonic()
         flags.answered = self.look
@@ -85,7 +97,7 @@ class Worker(Service):
     def announce(self) -> None:
         """Tell what there is."""
         self._slots.announce()
-        if self._prefetching:
+        if self._options.prefetch:
             self._events.emit(event.LocalQueueInit(worker_pool=self._pool, size=self._options.prefetch))
 
     async def connect(self) -> None:
@@ -104,7 +116,7 @@ class Worker(Service):
         """Claim nothing more, and give back what was not begun."""
         if self._stopping:
             return
-        self._stopping = True
+        self._stopping = self._demand.ended = True
         self._slots.release()
         self._results.add(self._prefetched.give_back("RELEASED"))
         self._weather.hurry()
@@ -147,6 +159,7 @@ class Worker(Service):
         if self._saving and self._task is not None:
             await asyncio.wait([self._task])
         await self.stop()
+        await self._recall()
         await self._exchanger.disconnect()
         self._slots.close(self.fatal.exception() if self.fatal.done() else None)
 
@@ -163,6 +176,7 @@ class Worker(Service):
         self._saving = True
         self.begin_stop()
         self.interrupt()
+        await self._recall()
         await self._exchanger.disconnect()
         quiet_since = monotonic()
         while monotonic() - quiet_since < GIVE_UP_AFTER:
@@ -198,97 +212,104 @@ class Worker(Service):
     async def _tick(self) -> float | None:
         if self.fatal.done() or self.idle.is_set():
             return None
-        if not self._exchanger.connected:
-            await self._reconnect()
         self._expire()
-        if monotonic() - self._house_kept >= _HOUSEKEEPING:
-            await self._keep_house()
-        wish = await self._wish()
-        results = self._results.take()
-        if results or wish.wanted:
-            await self._exchange(results, wish)
+        exchange, self._sent_ahead = self._sent_ahead or await self._next_exchange(), None
+        if exchange is not None:
+            await self._finish_exchange(exchange)
             # Jobs that were begun take their first step before we go on, and for many it is the last.
             await asyncio.sleep(0)
         self._check_idle()
         return self._delay()
 
-    async def _exchange(self, results: list[Result], wish: Wish) -> None:
+    async def _next_exchange(self) -> _Exchange | None:
+        if not self._exchanger.connected:
+            await self._reconnect()
+        if monotonic() - self._house_kept >= _HOUSEKEEPING:
+            await self._keep_house()
+        wish = await self._wish()
+        results = self._results.take()
+        return self._begin_exchange(results, wish) if results or wish.wanted else None
+
+    def _begin_exchange(self, results: list[Result], wish: Wish) -> _Exchange:
         if wish.wanted and self._events.wants(event.WorkerGetJobStart):
             self._events.emit(event.WorkerGetJobStart(worker=self._slots.any))
-        sent = monotonic()
+        return _Exchange(results, wish, monotonic(), self._exchanger.exchange(results, wish))
+
+    async def _finish_exchange(self, exchange: _Exchange) -> None:
         try:
-            reply = await self._exchanger.exchange(results, wish)
+            answer = await exchange.answer
         except BaseException as error:
             # Cancelled only when the event loop is closed under us.
-            unknown = not isinstance(error, OutageError) or error.unknown
-            self._results.put_back(results, perhaps_recorded=unknown)
-            if wish.wanted:
-                self._claims_unknown = self._claims_unknown or unknown
-                self._looks.wake()
-                why = error.error if isinstance(error, OutageError) and error.error else error
-                self._events.emit(event.WorkerGetJobError(worker=self._slots.any, error=why))
+            self._not_answered(exchange, error)
             raise
+        try:
+            if self._may_send_ahead(exchange.wish, answer):
+                await self._send_ahead(answer)
+        finally:
+            self._take_in(exchange, answer.read())
+
+    def _take_in(self, exchange: _Exchange, reply: Reply) -> None:
         self._weather.answered()
         self._clock.observe(reply.now)
-        if results:
-            recorded, lost = self._results.sort_out(results, reply)
+        if exchange.results:
+            recorded, lost = self._results.sort_out(exchange.results, reply)
             self._settle(recorded, event.JobComplete)
             self._settle(lost, event.JobLost)
-        if wish.wanted:
-            self._looks.end(sent, wish, reply)
-            self._receive(wish, reply)
+        if exchange.wish.wanted:
+            self._looks.end(exchange.sent, exchange.wish, reply)
+            self._receive(exchange.wish, reply)
 
-    async def _wish(self) -> Wish:
-        wanted = self._room()
-        if wanted <= 0 or not (self._results or self._looks.due()):
-            return NOTHING
-        flags = self._flags.fixed
-        if flags is None:
-            flags = await self._flags.current()
-            wanted = self._room()
-        if flags is None:
-            # Nobody can say what is forbidden: nothing is claimed until somebody can.
-            self._nothing_left = False
-            self._looks.postpone()
-            if self._options.once and self._flags.error is not None:
-                self.complaint = ConfigurationError(f"forbidden_flags failed: {self._flags.error!r}.")
-                self.begin_stop()
-            return NOTHING
-        # What is in hand may all be waiting for its queue: then the free slots want something else.
-        needed = self._slots.free - self._prefetched.ready
-        if self._stopping or max(wanted, needed) <= 0:
-            return NOTHING
-        most = max(wanted, needed)
-        if not self._results:
-            most = min(most, self._looks.told or most)
-        return Wish(
-            wanted=most,
-            # Without prefetch a queue gives one job at a time: the next may run elsewhere.
-            run_length=self._options.prefetch if self._ahead and wanted > needed else 1,
-            forbidden_flags=flags or None,
-            as_of=self._clock.as_of,
-            mark=self._looks.begin(),
-            after_queue=self._looks.after_queue,
+    def _not_answered(self, exchange: _Exchange, error: BaseException) -> None:
+        unknown = not isinstance(error, OutageError) or error.unknown
+        self._results.put_back(exchange.results, perhaps_recorded=unknown)
+        if exchange.wish.wanted:
+            self._claims_unknown = self._claims_unknown or unknown
+            self._looks.wake()
+            why = error.error if isinstance(error, OutageError) and error.error else error
+            self._events.emit(event.WorkerGetJobError(worker=self._slots.any, error=why))
+
+    def _may_send_ahead(self, wish: Wish, answer: Answer) -> bool:
+        """Whether we know what to ask for next without having read the answer."""
+        return (
+            bool(self._demand.ahead and self._results)
+            and 0 < wish.wanted <= answer.only_jobs < self._demand.room
+            and not self._looks.slow
+            and monotonic() - self._house_kept < _HOUSEKEEPING
         )
 
-    def _room(self) -> int:
-        """How many jobs we would take."""
-        if self._stopping or self.idle.is_set():
-            return 0
-        room = self._slots.free + self._ahead - len(self._prefetched)
-        return max(room, self._slots.free - self._prefetched.ready)
+    async def _send_ahead(self, answer: Answer) -> None:
+        wish = await self._wish(coming=answer.only_jobs)
+        exchange = self._begin_exchange(self._results.take(), wish)
+        self._sent_ahead = exchange._replace(answer=asyncio.ensure_future(exchange.answer))
+        await asyncio.sleep(0)  # until it is sent
 
-    @property
-    def _ahead(self) -> int:
-        """How many jobs to claim beyond the slots."""
-        return self._options.prefetch if self._prefetching and self._flags.unused else 0
+    async def _recall(self) -> None:
+        """Nobody will wait for the answer to what was sent ahead."""
+        exchange, self._sent_ahead = self._sent_ahead, None
+        if exchange is not None:
+            sending = asyncio.ensure_future(exchange.answer)
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            self._not_answered(exchange, asyncio.CancelledError())
+
+    async def _wish(self, *, coming: int = 0) -> Wish:
+        wish = await self._demand.wish(has_results=bool(self._results), coming=coming)
+        if wish is not None:
+            return wish
+        # Nobody can say what is forbidden: nothing is claimed until somebody can.
+        self._nothing_left = False
+        self._looks.postpone()
+        if self._options.once and self._flags.error is not None:
+            self.complaint = ConfigurationError(f"forbidden_flags failed: {self._flags.error!r}.")
+            self.begin_stop()
+        return NOTHING
 
     def _delay(self) -> float | None:
         """Seconds until there is something to do, if nobody wakes us."""
         if self._results:
             return 0.0
         delays = [_HOUSEKEEPING]
-        if self._room() > 0:
+        if self._demand.room > 0:
             delays.append(self._looks.delay)
         now = monotonic()
         if self._results.again is not None:
@@ -299,7 +320,7 @@ class Worker(Service):
 
     def _check_idle(self) -> None:
         done = self._stopping or (self._options.once and self._nothing_left)
-        if done and not self._held and not self._claims_unknown:
+        if done and not (self._held or self._claims_unknown or self._sent_ahead):
             self.idle.set()
 
     def _receive(self, wish: Wish, reply: Reply) -> None:
@@ -308,7 +329,7 @@ class Worker(Service):
         seen_all = not (reply.contended or reply.next_queue or wish.mark)
         self._nothing_left = seen_all and not reply.claimed and not self._looks.due()
         self._hold(reply.claimed)
-        if self._prefetching and reply.claimed:
+        if self._options.prefetch and reply.claimed:
             jobs = [held.job for held in reply.claimed]
             self._events.emit(event.LocalQueueGetJobsComplete(worker_pool=self._pool, jobs=jobs))
         self._start_jobs()
@@ -325,7 +346,7 @@ class Worker(Service):
             self._slots.start(held)
 
     def _end_run(self, held: Held, outcome: Outcome) -> None:
-        self._prefetching = self._options.prefetch > 0
+        self._demand.resume()
         self._results.add([self._prefetched.finish(held, outcome)])
         self._start_jobs()
         self.wake()
@@ -335,7 +356,7 @@ class Worker(Service):
         oldest = self._prefetched.oldest
         horizon = monotonic() - self._options.prefetch_ttl
         if oldest is not None and oldest <= horizon:
-            self._prefetching = False
+            self._demand.prefetching = False
             self._results.add(self._prefetched.give_back("TTL_EXPIRED", claimed_until=horizon))
 
     def _settle(self, results: Iterable[Result], kind: type[event.JobComplete | event.JobLost]) -> None:

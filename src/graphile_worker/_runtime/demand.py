@@ -1,0 +1,85 @@
+"""How many jobs to claim, and which."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from graphile_worker._db.exchange import NOTHING, Wish
+
+if TYPE_CHECKING:
+    from graphile_worker._runtime.clock import Clock
+    from graphile_worker._runtime.flags import ForbiddenFlags
+    from graphile_worker._runtime.looks import Looks
+    from graphile_worker._runtime.prefetch import Prefetched
+    from graphile_worker._runtime.slots import Slots
+    from graphile_worker.options import WorkerOptions
+
+
+class Demand:
+    """Knows what there is room for: in the slots, and with prefetch beside them."""
+
+    def __init__(
+        self,
+        options: WorkerOptions,
+        slots: Slots,
+        prefetched: Prefetched,
+        flags: ForbiddenFlags,
+        looks: Looks,
+        clock: Clock,
+    ) -> None:
+        self._prefetch = options.prefetch
+        self._slots = slots
+        self._prefetched = prefetched
+        self._flags = flags
+        self._looks = looks
+        self._clock = clock
+        self.prefetching = options.prefetch > 0
+        """Off while jobs that were claimed ahead have waited too long for a slot."""
+        self.ended = False
+
+    def resume(self) -> None:
+        """A slot has become free: claim ahead (again)."""
+        self.prefetching = self._prefetch > 0
+
+    @property
+    def ahead(self) -> int:
+        """How many jobs to claim beyond the slots."""
+        return self._prefetch if self.prefetching and self._flags.unused else 0
+
+    @property
+    def room(self) -> int:
+        """How many jobs we would take."""
+        if self.ended:
+            return 0
+        room = self._slots.free + self.ahead - len(self._prefetched)
+        return max(room, self._slots.free - self._prefetched.ready)
+
+    async def wish(self, *, has_results: bool, coming: int = 0) -> Wish | None:
+        """What to claim now; None if nobody can say which flags are forbidden.
+
+        Args:
+            has_results: Whether there are results to be recorded: then a look costs little.
+            coming: How many jobs are claimed that we have not in hand yet.
+        """
+        if self.room <= coming or not (has_results or self._looks.due()):
+            return NOTHING
+        flags = self._flags.fixed
+        if flags is None and (flags := await self._flags.current()) is None:
+            return None
+        wanted = self.room - coming
+        # What is in hand may all be waiting for its queue: then the free slots want something else.
+        needed = self._slots.free - self._prefetched.ready - coming
+        most = max(wanted, needed)
+        if self.ended or most <= 0:
+            return NOTHING
+        if not has_results:
+            most = min(most, self._looks.told or most)
+        return Wish(
+            wanted=most,
+            # Without prefetch a queue gives one job at a time: the next may run elsewhere.
+            run_length=self._prefetch if self.ahead and wanted > needed else 1,
+            forbidden_flags=flags or None,
+            as_of=self._clock.as_of,
+            mark=self._looks.begin(),
+            after_queue=self._looks.after_queue,
+        )
