@@ -255,7 +255,7 @@ begin
     candidate_times := '{}';
 
     if tasks_with_queue is not null then
-      page_size := 4 * missing + 20;
+      page_size := 2 * missing + 10;
       with page as materialized (
         select job.id, job.job_queue_id, job.run_at, task.id as task_id
         from unnest(tasks_with_queue) as task (id)
@@ -306,7 +306,9 @@ begin
         into candidate_ids, candidate_queues, candidate_times, page_full
         from ranked where ranked.place <= run_length;
 
-      if page_full and cardinality(candidate_ids) < missing then
+      if page_full and cardinality(candidate_ids) < missing and after_queue is null then
+        queue_cursor := null;
+      elsif page_full and cardinality(candidate_ids) < missing then
         -- The page is full of jobs in locked queues: visit queue by queue, some at a time.
         with recursive visited (queue_id, place) as (
           select min(job.job_queue_id), 1 from "graphile_worker"._private_jobs as job

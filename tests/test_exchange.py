@@ -358,7 +358,8 @@ class TestRule5NoStarvation:
         """)
         await db.execute("update graphile_worker._private_job_queues set locked_by = 'x', locked_at = now()")
         last = await add(db, queue_name="last")
-        cursor, looks = 0, 0
+        cursor: int | None = 0
+        looks = 0
         claimed: list[Held] = []
         while not claimed:
             reply = await worker.exchange((), 1, after_queue=cursor)
@@ -367,6 +368,28 @@ class TestRule5NoStarvation:
             looks += 1
         assert ids(claimed) == [last["id"]]
         assert 1 < looks <= 4
+
+    async def test_a_visit_that_is_spared_is_made_up_for_later(
+        self, db: asyncpg.Connection, worker: Client
+    ) -> None:
+        first = await add(db, queue_name="small")
+        assert (await worker.exchange((), 0, after_queue=None)).next_queue == 0, (
+            "there is nothing to be visited"
+        )
+        await db.execute("""
+            select graphile_worker.add_jobs(array(
+              select row('task', null, 'big', null, null, null, null, null)
+                ::graphile_worker.job_spec from generate_series(1, 500) as n))
+        """)
+        await db.execute(
+            "update graphile_worker._private_job_queues set locked_by = 'x', locked_at = now() "
+            "where queue_name = 'big'"
+        )
+        last = await add(db, queue_name="last")
+        reply = await worker.exchange((), 2, after_queue=None)
+        assert ids(reply.claimed) == [first["id"]]
+        assert reply.next_queue is None, "says that it has not seen everything"
+        assert ids((await worker.exchange((), 2)).claimed) == [last["id"]]
 
     async def test_of_two_priorities_neither_hides_queues_of_the_other(
         self, db: asyncpg.Connection, worker: Client
@@ -378,7 +401,8 @@ class TestRule5NoStarvation:
         """)
         await db.execute("update graphile_worker._private_job_queues set locked_by = 'x', locked_at = now()")
         last = await add(db, queue_name="last", priority=0)
-        cursor, seen = 0, set()
+        cursor: int | None = 0
+        seen = set()
         for _ in range(4):
             reply = await worker.exchange((), 1, after_queue=cursor)
             seen.update(ids(reply.claimed))

@@ -130,3 +130,24 @@ def test_a_look_from_a_position_that_finds_too_little_is_repeated_from_the_begin
 def test_quick_looks_always_begin_at_the_beginning() -> None:
     looks = Looks(2.0)
     assert [look(looks, Reply(NOW, claimed=[held(n)], cost=0.001)) for n in range(20)] == [None] * 20
+
+
+def test_where_jobs_end_quickly_queues_are_visited_only_now_and_then(clock: list[float]) -> None:
+    looks = Looks(2.0)
+    assert looks.after_queue(has_results=True) == 0
+    look(looks, Reply(NOW, next_queue=7))
+    assert looks.after_queue(has_results=True) is None
+    assert looks.after_queue(has_results=False) == 7
+    look(looks, Reply(NOW, next_queue=None), Wish(wanted=1, after_queue=None))
+    assert 0 < looks.delay <= 0.01, "but soon, for jobs may be hidden behind those of locked queues"
+    clock[0] += 0.02
+    assert looks.due()
+    assert looks.after_queue(has_results=True) == 7, "where the last visit ended"
+
+
+def test_a_visit_that_was_spared_and_not_needed_costs_no_further_look(clock: list[float]) -> None:
+    looks = Looks(2.0)
+    look(looks, Reply(NOW))
+    clock[0] += 0.005
+    look(looks, Reply(NOW), Wish(wanted=1, after_queue=None))
+    assert looks.delay > 1

@@ -43,6 +43,7 @@ class Events:
 
     def __init__(self) -> None:
         self._listeners: dict[str, tuple[Listener, ...]] = {}
+        self._wanted: set[str] = set()
 
     @overload
     def on(self, event: type[E], listener: Callable[[E], object]) -> Callable[[E], object]: ...
@@ -64,17 +65,23 @@ class Events:
                 "A listener is a plain function. In it, asyncio.create_task can start what takes longer."
             )
         name = _name(event)
-        self._listeners[name] = (*self._listeners.get(name, ()), listener)
+        self._listen(name, (*self._listeners.get(name, ()), listener))
         return listener
 
     def off(self, event: type[Event] | str, listener: Listener) -> None:
         """Do not call that listener any more."""
         name = _name(event)
-        self._listeners[name] = tuple(known for known in self._listeners.get(name, ()) if known != listener)
+        self._listen(name, tuple(known for known in self._listeners.get(name, ()) if known != listener))
+
+    def _listen(self, name: str, listeners: tuple[Listener, ...]) -> None:
+        self._listeners[name] = listeners
+        self._wanted = {name for name, listeners in self._listeners.items() if listeners}
+        if "*" in self._wanted:
+            self._wanted.update(EVENTS)
 
     def wants(self, event: type[Event]) -> bool:
         """Whether anybody listens: if not, there is no need to make the event."""
-        return bool(self._listeners.get(event.name) or self._listeners.get("*"))
+        return event.name in self._wanted
 
     def emit(self, event: Event) -> None:
         """Tell all who listen. Nothing that they raise gets out of here."""

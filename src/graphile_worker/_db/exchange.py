@@ -95,7 +95,8 @@ class Wish:
     """A job is due if its run_at is not later; by default the database's now."""
     mark: Position | None = None
     """Leave out what comes before."""
-    after_queue: int = 0
+    after_queue: int | None = 0
+    """Where to go on visiting queues one by one, if jobs of locked queues hide the others; None: not now."""
 
 
 NOTHING = Wish()
@@ -114,7 +115,8 @@ class Reply:
     """Finished jobs that are not ours any more."""
     contended: bool = False
     next_due: datetime | None = None
-    next_queue: int = 0
+    next_queue: int | None = 0
+    """Where to go on with that; 0 if there is no need to, None if there is, and it was not done."""
     cost: float = 0.0
 
 

@@ -81,5 +81,5 @@ class Demand:
             forbidden_flags=flags or None,
             as_of=self._clock.as_of,
             mark=self._looks.begin(),
-            after_queue=self._looks.after_queue,
+            after_queue=self._looks.after_queue(has_results=has_results),
         )

@@ -117,7 +117,13 @@ class Executor:
                 raise TaskError(f"This worker has no task {held.job.task_identifier!r}.")  # noqa: TRY301
             if held.unreadable is not None:
                 raise TaskError(f"The payload cannot be read: {held.unreadable}.") from held.unreadable  # noqa: TRY301
-            await self._call(handler, held)
+            arguments: tuple[Any, ...] = (held.job.payload,)
+            if handler.takes_context:
+                arguments = (held.job.payload, JobContext(held.job, self._surroundings))
+            if handler.is_async:
+                await handler.function(*arguments)
+            else:
+                await self._call_on_thread(handler.function, arguments)
         except asyncio.CancelledError as error:
             # Somebody cancelled the job from outside; or it gave up by itself, which is a failure.
             task = asyncio.current_task()
@@ -126,14 +132,8 @@ class Executor:
             return Failed(error)
         return COMPLETED
 
-    async def _call(self, handler: Handler, held: Held) -> None:
-        arguments: tuple[Any, ...] = (held.job.payload,)
-        if handler.takes_context:
-            arguments = (held.job.payload, JobContext(held.job, self._surroundings))
-        if handler.is_async:
-            await handler.function(*arguments)
-            return
-        future = self._threads.run(copy_context(), handler.function, *arguments)
+    async def _call_on_thread(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        future = self._threads.run(copy_context(), function, *arguments)
         while not future.done():
             try:
                 await asyncio.wait([future])

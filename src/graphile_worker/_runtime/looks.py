@@ -15,6 +15,7 @@ _JITTER = 0.2
 _SHORTEST_CONTENDED = 0.001
 _LONGEST_CONTENDED = 0.5
 _FULL_LOOK_INTERVAL = 0.1
+_VISIT_INTERVAL = 0.01
 _CHEAP = 0.002
 _CHEAP_PER_JOB = 0.000_05
 _SLOW_LOOKS = 3
@@ -36,7 +37,8 @@ class Looks:
         self._mark: Position | None = None
         self._full_look = 0.0
         self._slow_looks = 0
-        self.after_queue = 0
+        self._after_queue = 0
+        self._visited = -_VISIT_INTERVAL
 
     def wake(self, count: int | None = None) -> None:
         """There may be something new: so many jobs, if that is known."""
@@ -87,10 +89,20 @@ class Looks:
             return self._mark
         return None
 
+    def after_queue(self, *, has_results: bool) -> int | None:
+        """Where to go on visiting queues.
+
+        Where jobs end quickly, to visit them all each time would take longer than the jobs.
+        """
+        return None if has_results and monotonic() - self._visited < _VISIT_INTERVAL else self._after_queue
+
     def end(self, sent: float, wish: Wish, reply: Reply) -> None:
         """It came to this."""
         now = monotonic()
-        self.after_queue = reply.next_queue
+        if reply.next_queue is not None:
+            self._after_queue = reply.next_queue
+        if wish.after_queue is not None:
+            self._visited = now
         if wish.mark is None:
             self._full_look = now
             slow = reply.cost > _CHEAP + _CHEAP_PER_JOB * len(reply.claimed)
@@ -110,6 +122,8 @@ class Looks:
             if reply.next_due is not None:
                 due_in = (reply.next_due - (wish.as_of or reply.now)).total_seconds()
                 self._next = min(self._next, sent + due_in)
+            if reply.next_queue is None:
+                self._next = min(self._next, self._visited + _VISIT_INTERVAL)
             if reply.contended:
                 # More slowly if it stays so: it may be somebody's transaction that takes its time.
                 pause = min(_SHORTEST_CONTENDED * 2.0**self._contended, _LONGEST_CONTENDED)

@@ -326,7 +326,7 @@ class Worker(Service):
     def _receive(self, wish: Wish, reply: Reply) -> None:
         if not reply.claimed:
             self._events.emit(event.WorkerGetJobEmpty(worker=self._slots.any))
-        seen_all = not (reply.contended or reply.next_queue or wish.mark)
+        seen_all = not (reply.contended or wish.mark) and reply.next_queue == 0
         self._nothing_left = seen_all and not reply.claimed and not self._looks.due()
         self._hold(reply.claimed)
         if self._options.prefetch and reply.claimed:

@@ -37,7 +37,7 @@ create or replace function {schema}._private_python_exchange_v1(
   mark_priority smallint,      -- leave out what comes before this position, if given
   mark_run_at timestamptz,
   mark_id bigint,
-  after_queue integer          -- where to go on visiting queues one by one
+  after_queue integer          -- where to go on visiting queues one by one; null if that has time
 ) returns table (
   kind text,
   id bigint,
@@ -58,7 +58,7 @@ create or replace function {schema}._private_python_exchange_v1(
   locked_at timestamptz,       -- of a finished job; in the last row that of all claimed ones, the database's time
   contended boolean,           -- there may be more: rows were locked by others
   next_due timestamptz,        -- when the next job that we could run is due
-  next_queue integer,          -- the next call's after_queue; 0 if all queues were visited
+  next_queue integer,          -- the next call's after_queue; 0 if all queues were visited, null if that was spared
   cost double precision        -- seconds that the look for jobs took
 )
 language plpgsql
@@ -301,7 +301,7 @@ begin
     candidate_times := '{}';
 
     if tasks_with_queue is not null then
-      page_size := 4 * missing + 20;
+      page_size := 2 * missing + 10;
       with page as materialized (
         select job.id, job.job_queue_id, job.run_at, task.id as task_id
         from unnest(tasks_with_queue) as task (id)
@@ -352,7 +352,9 @@ begin
         into candidate_ids, candidate_queues, candidate_times, page_full
         from ranked where ranked.place <= run_length;
 
-      if page_full and cardinality(candidate_ids) < missing then
+      if page_full and cardinality(candidate_ids) < missing and after_queue is null then
+        queue_cursor := null;
+      elsif page_full and cardinality(candidate_ids) < missing then
         -- The page is full of jobs in locked queues: visit queue by queue, some at a time.
         with recursive visited (queue_id, place) as (
           select min(job.job_queue_id), 1 from {schema}._private_jobs as job
