@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+from asyncpg.pool import PoolConnectionProxy
 
 from graphile_worker._db.connect import read_committed
 from graphile_worker._db.sql import Schema, statements_for
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 _NO_FLAGS: frozenset[str] = frozenset()
 _NEVER = 1e9
-"""A pool of the caller's may have a limit for statements, but an exchange is not to be given up."""
 
 
 class Claim(NamedTuple):
@@ -156,7 +156,12 @@ class Locked(NamedTuple):
 async def prepare(connection: Connection, schema: Schema) -> Fetch:
     """The exchange, prepared on that connection."""
     statement = await connection.prepare(statements_for(schema, "exchange.sql")["exchange"])
-    return partial(statement.fetch, timeout=_NEVER)
+    return partial(statement.fetch, timeout=_patience(connection))
+
+
+def _patience(connection: Connection) -> float | None:
+    """A pool of the caller's may have a limit for statements, but an exchange is not to be given up."""
+    return _NEVER if isinstance(connection, PoolConnectionProxy) else None  # which spares a timer
 
 
 async def exchange(
@@ -170,7 +175,8 @@ async def exchange(
 ) -> Answer:
     """Record results, and claim jobs; with what `prepare` returned it is faster."""
     if fetch is None:
-        fetch = partial(connection.fetch, statements_for(schema, "exchange.sql")["exchange"], timeout=_NEVER)
+        statement = statements_for(schema, "exchange.sql")["exchange"]
+        fetch = partial(connection.fetch, statement, timeout=_patience(connection))
     queued = any(result.queue for result in results)
     rows = await fetch(
         worker_id,
