@@ -87,15 +87,11 @@ def test_a_database_that_does_not_exist(default_server: str) -> None:
     )
 
 
-def test_nothing_to_do_and_unknown_options_are_usage_errors() -> None:
-    for arguments in ([], ["--shema-only"]):
-        done = run(*arguments)
-        assert done.returncode == 2
-        assert "--schema-only" in done.stderr
+def test_unknown_options_are_usage_errors_with_the_nearest_name() -> None:
+    done = run("--shema-only")
+    assert done.returncode == 2
+    assert "--schema-only" in done.stderr
 
 
-def test_version_and_help() -> None:
+def test_version() -> None:
     assert run("--version").stdout == f"{graphile_worker.__version__}\n"
-    text = run("--help").stdout
-    assert "Examples:" in text
-    assert len(text.splitlines()) <= 24

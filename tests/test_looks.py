@@ -139,7 +139,7 @@ def test_where_jobs_end_quickly_queues_are_visited_only_now_and_then(clock: list
     assert looks.after_queue(has_results=True) is None
     assert looks.after_queue(has_results=False) == 7
     look(looks, Reply(NOW, next_queue=None), Wish(wanted=1, after_queue=None))
-    assert looks.delay == pytest.approx(0.01), "but soon, for jobs may be hidden behind those of locked queues"
+    assert looks.delay == pytest.approx(0.01), "but soon: jobs may be hidden behind others"
     clock[0] += 0.02
     assert looks.due()
     assert looks.after_queue(has_results=True) == 7, "where the last visit ended"

@@ -58,7 +58,16 @@ def test_the_public_names_are_these() -> None:
             "ShutdownError",
             "Stats",
         ),
-        *("TaskError", "TaskStats", "WorkerUtils", "quick_add_job", "run", "run_migrations", "run_once"),
+        *(
+            "TaskError",
+            "TaskStats",
+            "WorkerUtils",
+            "quick_add_job",
+            "run",
+            "run_migrations",
+            "run_once",
+            "task",
+        ),
     ]
 
 

@@ -1,26 +1,33 @@
 """Graphile Worker for Python: a PostgreSQL job queue shared with Node, Rust and plain SQL."""
 
-from graphile_worker.administration import Cleaned, CleanupTask, Stats, TaskStats
-from graphile_worker.client import WorkerUtils, quick_add_job, run_migrations
-from graphile_worker.context import JobContext
-from graphile_worker.emitter import Events
-from graphile_worker.errors import (
-    ConfigurationError,
-    DatabaseError,
-    EmbeddedServerError,
-    GraphileWorkerError,
-    InvalidJobError,
-    JobError,
-    MissingExtraError,
-    SchemaError,
-    SchemaMissingError,
-    SchemaTooNewError,
-    SchemaTooOldError,
-    ShutdownError,
-    TaskError,
-)
-from graphile_worker.job import Job, JobKeyMode, JobSpec, JobState
-from graphile_worker.runner import Drained, Runner, run, run_once
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from graphile_worker.administration import Cleaned, CleanupTask, Stats, TaskStats
+    from graphile_worker.client import WorkerUtils, quick_add_job, run_migrations
+    from graphile_worker.context import JobContext
+    from graphile_worker.emitter import Events
+    from graphile_worker.errors import (
+        ConfigurationError,
+        DatabaseError,
+        EmbeddedServerError,
+        GraphileWorkerError,
+        InvalidJobError,
+        JobError,
+        MissingExtraError,
+        SchemaError,
+        SchemaMissingError,
+        SchemaTooNewError,
+        SchemaTooOldError,
+        ShutdownError,
+        TaskError,
+    )
+    from graphile_worker.job import Job, JobKeyMode, JobSpec, JobState
+    from graphile_worker.runner import Drained, Runner, run, run_once
+    from graphile_worker.tasks import task
 
 __version__ = "0.1.0"
 
@@ -55,4 +62,66 @@ __all__ = [
     "run",
     "run_migrations",
     "run_once",
+    "task",
 ]
+
+# Imported when they are used: the command's --help need not wait for a database driver.
+_HOMES = {
+    name: module
+    for module, names in {
+        "administration": (
+            "Cleaned",
+            "CleanupTask",
+            "Stats",
+            "TaskStats",
+        ),
+        "client": (
+            "WorkerUtils",
+            "quick_add_job",
+            "run_migrations",
+        ),
+        "context": ("JobContext",),
+        "emitter": ("Events",),
+        "errors": (
+            "ConfigurationError",
+            "DatabaseError",
+            "EmbeddedServerError",
+            "GraphileWorkerError",
+            "InvalidJobError",
+            "JobError",
+            "MissingExtraError",
+            "SchemaError",
+            "SchemaMissingError",
+            "SchemaTooNewError",
+            "SchemaTooOldError",
+            "ShutdownError",
+            "TaskError",
+        ),
+        "job": (
+            "Job",
+            "JobKeyMode",
+            "JobSpec",
+            "JobState",
+        ),
+        "runner": (
+            "Drained",
+            "Runner",
+            "run",
+            "run_once",
+        ),
+        "tasks": ("task",),
+    }.items()
+    for name in names
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

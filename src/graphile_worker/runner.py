@@ -7,12 +7,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from graphile_worker._runtime.lifecycle import Drained, Runner
-from graphile_worker.errors import ShutdownError
+from graphile_worker.errors import ConfigurationError, ShutdownError
+from graphile_worker.loader import load_tasks
 from graphile_worker.options import WorkerOptions
 
 __all__ = ["Drained", "Runner", "run", "run_once"]
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     import asyncpg
 
     from graphile_worker._runtime.executor import Tasks
@@ -22,9 +25,10 @@ if TYPE_CHECKING:
 
 
 async def run(
-    tasks: Tasks,
+    tasks: Tasks | None = None,
     dsn: str | None = None,
     *,
+    task_directory: str | PathLike[str] | None = None,
     pool: asyncpg.Pool | None = None,
     schema: str | None = None,
     concurrency: int = 1,
@@ -51,6 +55,7 @@ async def run(
     Args:
         tasks: The function for each task identifier, called with ``(payload)`` or ``(payload, ctx)``. An
             ``async def`` runs on the event loop, a ``def`` on a thread.
+        task_directory: A folder with a file for each task, in place of `tasks`; see docs/command-line.md.
         dsn: The connection string; by default ``DATABASE_URL``, or the ``PG*`` variables.
         pool: A pool of asyncpg's in place of `dsn`. The worker keeps two of its connections; it is not
             closed.
@@ -96,15 +101,17 @@ async def run(
         Hello, Bobby Tables
     """
     given = dict(locals())
-    runner = Runner(given.pop("tasks"), WorkerOptions.of(**given))
+    tasks = _tasks_of(given.pop("tasks"), given.pop("task_directory"))
+    runner = Runner(tasks, WorkerOptions.of(**given))
     await runner.start()
     return runner
 
 
 async def run_once(
-    tasks: Tasks,
+    tasks: Tasks | None = None,
     dsn: str | None = None,
     *,
+    task_directory: str | PathLike[str] | None = None,
     pool: asyncpg.Pool | None = None,
     schema: str | None = None,
     concurrency: int = 1,
@@ -137,7 +144,8 @@ async def run_once(
         Drained(done=1, failed=0)
     """
     given = dict(locals())
-    runner = Runner(given.pop("tasks"), WorkerOptions.of(**given, listen=False, once=True))
+    tasks = _tasks_of(given.pop("tasks"), given.pop("task_directory"))
+    runner = Runner(tasks, WorkerOptions.of(**given, listen=False, once=True))
     await runner.start()
     try:
         await runner.wait()
@@ -147,3 +155,11 @@ async def run_once(
             await runner.stop(grace=shutdown_grace)
         raise
     return runner.drained
+
+
+def _tasks_of(tasks: Tasks | None, directory: str | PathLike[str] | None) -> Tasks:
+    if tasks is not None and directory is None:
+        return tasks
+    if tasks is None and directory is not None:
+        return load_tasks(directory)
+    raise ConfigurationError("Pass tasks, or a task_directory to load them from: one of the two.")

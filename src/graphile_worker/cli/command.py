@@ -1,0 +1,180 @@
+"""The command line: verbs, flags and helps. What a verb does is imported when it is called."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from graphile_worker import __version__
+from graphile_worker.cli.settings import SETTINGS, Setting, gather
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from graphile_worker.cli.settings import Value
+
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_ACTIONS = ("once", "watch", "schema_only", "cleanup")
+
+
+class _Kind(click.ParamType[Any]):
+    """The values of a setting."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.name = setting.metavar
+        self._setting = setting
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self._setting.read(value)
+        except ValueError as error:
+            shown = "" if self.name == "DSN" else f"{value!r} does not do; "
+            self.fail(f"{shown}it must be {error}.", param, ctx)
+
+
+def _settings(*, of_run: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Flags for the settings: for all of them, or for those that every verb has."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for setting in reversed(SETTINGS):
+            if not (of_run or setting.for_all_verbs):
+                continue
+            kind: dict[str, Any] = {"type": _Kind(setting), "metavar": setting.metavar}
+            if setting.is_switch:
+                kind = {"is_flag": True}
+            option = click.option(*setting.flags, setting.name, help=setting.help, default=None, **kind)
+            function = option(function)
+        return click.option("-C", "--config", metavar="PATH", help="The configuration file.")(function)
+
+    return decorate
+
+
+def _actions(function: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option(
+            "--cleanup", metavar="TASKS", multiple=True, help="Clean up (GC_JOB_QUEUES, …), then exit."
+        ),
+        click.option("--schema-only", is_flag=True, help="Install or complete the schema, then exit."),
+        click.option("-w", "--watch", is_flag=True, help="Take new code at once when a file changes."),
+        click.option("--once", is_flag=True, help="Run what can run now, then exit."),
+    ):
+        function = option(function)
+    return function
+
+
+class Group(click.Group):
+    """Knows what was nearly meant."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands:
+            near = difflib.get_close_matches(args[0], self.commands, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(self.commands)}."
+            ctx.fail(f"There is no command {args[0]!r}. {hint}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=Group,
+    invoke_without_command=True,
+    context_settings=_CONTEXT,
+    epilog="\b\nExample: graphile-worker -c postgresql://me@localhost/mine -j 10",
+)
+@_actions
+@_settings(of_run=True)
+@click.version_option(__version__, message="%(version)s")
+@click.pass_context
+def command(ctx: click.Context, /, **_: Any) -> None:
+    """Run jobs of a queue in PostgreSQL: Graphile Worker for Python.
+
+    Without a command it runs a worker, with the tasks of the folder tasks/.
+    """
+    ctx.obj = _given(ctx)
+    if ctx.invoked_subcommand is None:
+        _run(ctx.obj, None)
+    elif ctx.invoked_subcommand not in {"run", "config"}:
+        common = {"config", *(setting.name for setting in SETTINGS if setting.for_all_verbs)}
+        for name in ctx.obj.keys() - common:
+            flag = next(p.opts[-1] for p in ctx.command.params if p.name == name)
+            ctx.fail(f"{flag} is about running a worker; it does nothing with {ctx.invoked_subcommand}.")
+
+
+@command.command(context_settings=_CONTEXT, epilog="\b\nExample: graphile-worker run myapp.jobs:tasks -j 10")
+@_actions
+@_settings(of_run=True)
+@click.argument("tasks_of", metavar="[MODULE:TASKS]", required=False)
+@click.pass_context
+def run(ctx: click.Context, /, tasks_of: str | None, **_: Any) -> None:
+    """Run a worker, as without a command; or with the tasks that a module has.
+
+    MODULE:TASKS names a mapping of task identifiers to functions.
+    """
+    _run({**ctx.obj, **_given(ctx)}, tasks_of)
+
+
+@command.command("list", context_settings=_CONTEXT, epilog="\b\nExample: graphile-worker list --json | jq")
+@_settings(of_run=False)
+@click.option("--json", "as_json", is_flag=True, help="An array of objects.")
+@click.pass_context
+def list_jobs(ctx: click.Context, /, *, as_json: bool, **_: Any) -> None:
+    """List the jobs of the queue."""
+    from graphile_worker.cli.list_jobs import print_jobs  # noqa: PLC0415
+
+    print_jobs(_gathered(ctx), as_json=as_json)
+
+
+@command.command(context_settings=_CONTEXT, epilog="\b\nExample: graphile-worker config -j 10")
+@_settings(of_run=True)
+@click.option("--json", "as_json", is_flag=True, help="An object.")
+@click.pass_context
+def config(ctx: click.Context, /, *, as_json: bool, **_: Any) -> None:
+    """Show each setting, and where its value comes from. Passwords are not shown."""
+    from graphile_worker.cli.show_settings import print_settings  # noqa: PLC0415
+
+    print_settings(_gathered(ctx), as_json=as_json)
+
+
+@command.command(
+    context_settings=_CONTEXT,
+    epilog='\b\nExample: eval "$(graphile-worker completion bash)" in ~/.bashrc',
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print what makes a shell complete this command's flags."""
+    from click.shell_completion import get_completion_class  # noqa: PLC0415
+
+    kind = get_completion_class(shell)
+    assert kind is not None  # noqa: S101 - they are click's own
+    name = "graphile-worker"
+    click.echo(kind(ctx.find_root().command, {}, name, "_GRAPHILE_WORKER_COMPLETE").source())
+
+
+def _given(ctx: click.Context) -> dict[str, Any]:
+    """What the command line has of this command's flags."""
+    switches = {setting.name for setting in SETTINGS if setting.is_switch}
+    return {
+        name: name not in switches and value
+        for name, value in ctx.params.items()
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+
+
+def _gathered(ctx: click.Context) -> dict[str, Value]:
+    given = {**ctx.obj, **_given(ctx)}
+    file = given.pop("config", None)
+    return gather({name: value for name, value in given.items() if name != "as_json"}, file)
+
+
+def _run(given: dict[str, Any], tasks_of: str | None) -> None:
+    from graphile_worker.cli.run_worker import run_worker  # noqa: PLC0415
+
+    file = given.get("config")
+    actions = {name: given[name] for name in _ACTIONS if name in given}
+    names = {setting.name for setting in SETTINGS}
+    settings = gather({name: value for name, value in given.items() if name in names}, file)
+    run_worker(settings, tasks_of, **actions)

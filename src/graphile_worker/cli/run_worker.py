@@ -1,0 +1,165 @@
+"""Running a worker from the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from graphile_worker.administration import CleanupTask
+from graphile_worker.cli import logs
+from graphile_worker.cli.control import Control
+from graphile_worker.cli.exits import BREAKING_MIGRATION
+from graphile_worker.cli.settings import unknown_variables
+from graphile_worker.client import WorkerUtils, run_migrations
+from graphile_worker.errors import MissingExtraError, SchemaTooNewError
+from graphile_worker.loader import load_mapping, load_tasks
+from graphile_worker.runner import run, run_once
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from graphile_worker._runtime.executor import Tasks
+    from graphile_worker.administration import Cleaned
+    from graphile_worker.cli.settings import Value
+    from graphile_worker.runner import Runner
+
+logger = logging.getLogger("graphile_worker")
+
+
+def run_worker(
+    settings: Mapping[str, Value],
+    tasks_of: str | None,
+    *,
+    once: bool = False,
+    watch: bool = False,
+    schema_only: bool = False,
+    cleanup: Sequence[str] = (),
+) -> None:
+    """Do what the flags say: run a worker, or several, or only install or clean up."""
+    _refuse_together(once=once, watch=watch, schema_only=schema_only, cleanup=bool(cleanup))
+    logs.configure(settings["log_level"].value, settings["log_format"].value)
+    control = Control.of_parent()
+    if control is None:
+        for sentence in unknown_variables():
+            logger.warning("%s", sentence)
+    if schema_only:
+        _install(settings)
+    elif cleanup:
+        _clean_up(settings, tasks_of, cleanup)
+    elif control is None and (watch or settings["processes"].value > 1):
+        from graphile_worker.cli.supervisor import supervise  # noqa: PLC0415
+
+        paths = _watched(settings, tasks_of) if watch else ()
+        supervise(settings["processes"].value, once=once, watched=paths)
+    else:
+        tasks = _load(settings, tasks_of)
+        _explain_crontab(settings)
+        sys.exit(asyncio.run(_run_once(settings, tasks) if once else _run(settings, tasks, control)))
+
+
+def _refuse_together(**chosen: bool) -> None:
+    flags = [f"--{name.replace('_', '-')}" for name, is_chosen in chosen.items() if is_chosen]
+    if len(flags) > 1:
+        raise click.UsageError(f"{' and '.join(flags)} cannot be combined.")
+
+
+async def _run(settings: Mapping[str, Value], tasks: Tasks, control: Control | None) -> int:
+    runner = await run(
+        tasks,
+        **_of_both(settings),
+        poll_interval=settings["poll_interval"].value,
+        listen=settings["listen"].value,
+        listen_dsn=settings["listen_connection"].value,
+    )
+    if control is not None:
+        _obey(control, runner, settings["shutdown_grace"].value)
+    try:
+        await runner.wait()
+    except SchemaTooNewError:
+        return BREAKING_MIGRATION
+    return 0
+
+
+def _obey(control: Control, runner: Runner, grace: float) -> None:
+    stops: list[asyncio.Task[None]] = []
+
+    def stop(why: str, grace: float | None = None) -> None:
+        runner.events.on("stop", lambda _: logger.info("%s: finishing what runs", why))
+        stops.append(asyncio.create_task(runner.stop(grace)))
+
+    control.listen(
+        finish=lambda: stop("There is newer code"),
+        orphaned=lambda: stop("The process that started this one is gone", grace),
+    )
+    control.ready()
+
+
+async def _run_once(settings: Mapping[str, Value], tasks: Tasks) -> int:
+    await run_once(tasks, **_of_both(settings))
+    return 0
+
+
+def _of_both(settings: Mapping[str, Value]) -> dict[str, Any]:
+    """What `run` and `run_once` take."""
+    names = {
+        "dsn": "connection",
+        "schema": "schema",
+        "concurrency": "jobs",
+        "max_pool_size": "max_pool_size",
+        "prefetch": "prefetch",
+        "prepared_statements": "prepared_statements",
+        "shutdown_grace": "shutdown_grace",
+    }
+    return {argument: settings[name].value for argument, name in names.items()}
+
+
+def _load(settings: Mapping[str, Value], tasks_of: str | None) -> Tasks:
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)  # where the modules are that tasks import
+    return load_mapping(tasks_of) if tasks_of else load_tasks(settings["tasks"].value)
+
+
+def _watched(settings: Mapping[str, Value], tasks_of: str | None) -> list[Path]:
+    if find_spec("watchfiles") is None:
+        raise MissingExtraError("--watch needs a package more: pip install 'graphile-worker[watch]'")
+    if tasks_of is not None:
+        return [Path.cwd()]
+    folder = Path(settings["tasks"].value)
+    paths = [folder, folder.with_name(f"{folder.name}.py"), Path(settings["crontab"].value)]
+    return [path for path in paths if path.exists()] or [Path.cwd()]
+
+
+def _install(settings: Mapping[str, Value]) -> None:
+    dsn, schema = settings["connection"].value, settings["schema"].value
+    asyncio.run(run_migrations(dsn=dsn, schema=schema))
+    click.echo(f"Schema {schema} is up to date")
+
+
+def _clean_up(settings: Mapping[str, Value], tasks_of: str | None, names: Sequence[str]) -> None:
+    chosen = [name.strip() for given in names for name in given.split(",")]
+    for name in chosen:
+        if name not in set(CleanupTask):
+            raise click.UsageError(f"There is no cleanup {name!r}. There are: {', '.join(CleanupTask)}.")
+    # Workers remember the numbers of their tasks, so the names of ours are kept.
+    keep = list(_load(settings, tasks_of)) if CleanupTask.GC_TASK_IDENTIFIERS in chosen else []
+    jobs, identifiers, queues = asyncio.run(_cleaned(settings, chosen, keep))
+    click.echo(f"Removed {jobs} jobs, {identifiers} task identifiers and {queues} queues")
+
+
+async def _cleaned(settings: Mapping[str, Value], chosen: list[str], keep: list[str]) -> Cleaned:
+    dsn, schema = settings["connection"].value, settings["schema"].value
+    async with WorkerUtils(dsn, schema=schema) as utils:
+        await utils.migrate()
+        return await utils.cleanup(chosen, keep_task_identifiers=keep)
+
+
+def _explain_crontab(settings: Mapping[str, Value]) -> None:
+    crontab, source = settings["crontab"]
+    if source != "default" or Path(crontab).exists():
+        logger.warning("%s is not read: this version has no recurring tasks yet", crontab)

@@ -1,0 +1,271 @@
+"""Settings of the command: which there are, and where each value comes from.
+
+A value is taken from the configuration file, the environment and the command line; the later wins.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from graphile_worker.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    Read = Callable[[object], Any]
+
+FILE = "graphile-worker.toml"
+PYPROJECT = "pyproject.toml"
+PREFIX = "GRAPHILE_WORKER_"
+_OF_JOBS = ("DEBUG", "CONTROL", "PAYLOAD_FORMAT", "TASK_IDENTIFIER", "JOB_")
+"""Variables that are no settings: a program that is a task has them."""
+_MOST = 100_000
+_ON = ("true", "1", "on", "yes")
+_OFF = ("false", "0", "off", "no")
+_UNITS = {"": 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)")
+
+
+def text(value: object) -> str:
+    """A text."""
+    if not isinstance(value, str):
+        raise ValueError("a text")  # noqa: TRY004 - not our mistake, but the user's
+    return value
+
+
+def count(least: int) -> Read:
+    """An integer from there on."""
+
+    def read(value: object) -> int:
+        if isinstance(value, str) and re.fullmatch(r"\d{1,6}", value):
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+            raise ValueError(f"an integer from {least} to {_MOST:,}")
+        return value
+
+    return read
+
+
+def duration(value: object) -> float:
+    """Seconds, from milliseconds or from a number with a unit.
+
+    >>> duration("2s"), duration(500)
+    (2.0, 0.5)
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError("milliseconds, or a number with a unit: 500ms, 2s, 5m or 1h")  # noqa: TRY004 - the same
+    match = _DURATION.fullmatch(str(value).strip())
+    if match is None:
+        raise ValueError("milliseconds, or a number with a unit: 500ms, 2s, 5m or 1h")
+    number, unit = match.groups()
+    return float(number) * _UNITS[unit]
+
+
+def switch(value: object) -> bool:
+    """On or off."""
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() not in {*_ON, *_OFF}:
+        raise ValueError("true or false")
+    return str(value).lower() in _ON
+
+
+def one_of(*allowed: str) -> Read:
+    """One of these words."""
+
+    def read(value: object) -> str:
+        if not isinstance(value, str) or value.lower() not in allowed:
+            raise ValueError(" or ".join(allowed))
+        return value.lower()
+
+    return read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One of them."""
+
+    name: str
+    flags: tuple[str, ...]
+    read: Read
+    default: Any
+    help: str
+    metavar: str = "TEXT"
+    variable: str = ""
+    for_all_verbs: bool = False
+    """Otherwise it is about running a worker."""
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether its flag takes no value, and turns off what is on by default."""
+        return self.read is switch
+
+    @property
+    def environment(self) -> str:
+        """The variable that it is read from."""
+        return self.variable or f"{PREFIX}{self.name.upper()}"
+
+
+SETTINGS = (
+    Setting(
+        name="connection", flags=("-c", "--connection"), read=text, default=None, metavar="DSN",
+        variable="DATABASE_URL", for_all_verbs=True, help="The database; embedded: for a private PostgreSQL.",
+    ),
+    Setting(
+        name="schema", flags=("-s", "--schema"), read=text, default="graphile_worker", metavar="NAME",
+        for_all_verbs=True, help="The schema of the queue.",
+    ),
+    Setting(
+        name="tasks", flags=("--tasks",), read=text, default="tasks", metavar="PATH",
+        help="Folder, or module, with the tasks.",
+    ),
+    Setting(
+        name="crontab", flags=("--crontab",), read=text, default="crontab", metavar="PATH",
+        help="File with recurring tasks.",
+    ),
+    Setting(
+        name="jobs", flags=("-j", "--jobs"), read=count(1), default=1, metavar="N",
+        help="How many jobs run at once.",
+    ),
+    Setting(
+        name="processes", flags=("--processes",), read=count(1), default=1, metavar="N",
+        help="How many worker processes.",
+    ),
+    Setting(
+        name="max_pool_size", flags=("-m", "--max-pool-size"), read=count(1), default=10, metavar="N",
+        help="How many connections tasks may use.",
+    ),
+    Setting(
+        name="poll_interval", flags=("--poll-interval",), read=duration, default=2.0, metavar="TIME",
+        help="How often to look, if nothing is heard: 2000 or 2s.",
+    ),
+    Setting(
+        name="prefetch", flags=("--prefetch",), read=count(0), default=0, metavar="N",
+        help="How many jobs to claim ahead.",
+    ),
+    Setting(
+        name="listen", flags=("--no-listen",), read=switch, default=True, help="Only poll.",
+    ),
+    Setting(
+        name="listen_connection", flags=("--listen-connection",), read=text, default=None, metavar="DSN",
+        help="Where to listen, past a pooler.",
+    ),
+    Setting(
+        name="prepared_statements", flags=("--no-prepared-statements",), read=switch, default=True,
+        help="For a PgBouncer in transaction mode.",
+    ),
+    Setting(
+        name="shutdown_grace", flags=("--shutdown-grace",), read=duration, default=5.0, metavar="TIME",
+        help="What running jobs get after a signal: 5s.",
+    ),
+    Setting(
+        name="log_level", flags=("--log-level",), read=one_of("debug", "info", "warning", "error"),
+        default="info", metavar="LEVEL", for_all_verbs=True, help="debug, info, warning or error.",
+    ),
+    Setting(
+        name="log_format", flags=("--log-format",), read=one_of("text", "json"), default="text",
+        metavar="FORMAT", for_all_verbs=True, help="text or json.",
+    ),
+)  # fmt: skip
+_BY_NAME = {setting.name: setting for setting in SETTINGS}
+
+
+class Value(NamedTuple):
+    """A value, and where it comes from."""
+
+    value: Any
+    source: str
+
+
+def gather(
+    flags: Mapping[str, Any],
+    file: str | None = None,
+    *,
+    environment: Mapping[str, str] = os.environ,
+    folder: Path | None = None,
+) -> dict[str, Value]:
+    """All settings.
+
+    Args:
+        flags: Those that the command line has, read already.
+        file: The configuration file; by default that of the folder, if it has one.
+        environment: The environment.
+        folder: Where the command is run.
+
+    Raises:
+        ConfigurationError: A key is not known, or a value cannot be.
+    """
+    values = {setting.name: Value(setting.default, "default") for setting in SETTINGS}
+    path, table = _read_file(file, folder or Path.cwd())
+    for key, raw in table.items():
+        setting = _BY_NAME.get(key.replace("-", "_"))
+        if setting is None:
+            raise ConfigurationError(f"{path}: there is no setting {key!r}. {_hint(key, _BY_NAME)}")
+        values[setting.name] = _read(setting, raw, str(path))
+    for setting in SETTINGS:
+        if raw := environment.get(setting.environment):
+            values[setting.name] = _read(setting, raw, setting.environment)
+    for name, value in flags.items():
+        values[name] = Value(value, _BY_NAME[name].flags[-1])
+    return values
+
+
+def unknown_variables(environment: Mapping[str, str] = os.environ) -> Iterable[str]:
+    """A sentence for each variable that looks like a setting, and is none."""
+    known = {setting.environment for setting in SETTINGS}
+    for name in environment:
+        rest = name.removeprefix(PREFIX)
+        if rest != name and name not in known and not rest.startswith(_OF_JOBS):
+            yield f"The variable {name} is ignored: there is no such setting. {_hint(name, known)}"
+
+
+def _read(setting: Setting, raw: object, source: str) -> Value:
+    try:
+        return Value(setting.read(raw), source)
+    except ValueError as error:
+        shown = "***" if setting.metavar == "DSN" else repr(raw)
+        raise ConfigurationError(f"{source}: {setting.name} is {shown}; it must be {error}.") from None
+
+
+def _read_file(named: str | None, folder: Path) -> tuple[Path, Mapping[str, object]]:
+    if named is not None:
+        path = Path(named)
+        return path, _table(path, _parse(path))
+    for name in (FILE, PYPROJECT):
+        path = folder / name
+        if path.is_file():
+            table = _table(Path(name), _parse(path))
+            if table or name == FILE:
+                return Path(name), table
+    return folder, {}
+
+
+def _parse(path: Path) -> Mapping[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is not TOML: {error}.") from None
+
+
+def _table(path: Path, content: Mapping[str, Any]) -> Mapping[str, object]:
+    """Our table of a pyproject.toml, or all of another file."""
+    if path.name != PYPROJECT:
+        return content
+    table = content.get("tool", {}).get("graphile-worker", {})
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"{path}: tool.graphile-worker must be a table.")
+    return table
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
+    return f"Did you mean {near[0]}?" if near else f"There are: {', '.join(sorted(known))}."

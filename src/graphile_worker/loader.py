@@ -1,0 +1,280 @@
+"""From files to tasks.
+
+In a folder ``hello.py`` is the task ``hello``, and ``mail/send.py`` is ``mail/send``: its function ``task``,
+or the one named like the file, or the one with ``@task``. Any other file that can be executed is a task too.
+In place of a folder a single module, ``tasks.py``, may have many.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import logging
+import os
+import re
+import stat
+import sys
+import traceback
+from collections.abc import Mapping
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from graphile_worker._runtime.executor import read_handlers
+from graphile_worker.errors import ConfigurationError
+from graphile_worker.executable import Executable
+from graphile_worker.tasks import mark_of, task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from importlib.machinery import ModuleSpec
+
+    Functions = dict[str, Callable[..., Any]]
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_NOT_IN_A_NAME = re.compile(r"\W")
+logger = logging.getLogger("graphile_worker")
+
+
+def load_tasks(path: str | os.PathLike[str]) -> Functions:
+    """The tasks of a folder, or of a module, by their identifiers.
+
+    Args:
+        path: The folder. If it is not there, but a module of that name is, that one.
+
+    Raises:
+        ConfigurationError: Nothing is there, or something cannot be loaded: then it names file and line.
+    """
+    where = Path(path).absolute()
+    if not where.exists() and (module := where.with_name(f"{where.name}.py")).is_file():
+        where = module
+    importlib.invalidate_caches()  # files may be newer than what the import system knows
+    if where.is_dir():
+        found = _load_folder(where)
+    elif where.suffix == ".py" and where.is_file():
+        found = _load_module(where)
+    else:
+        raise ConfigurationError(
+            f"There are no tasks: {_shown(where)} does not exist. Make that folder, with a file for each "
+            "task, or name another."
+        )
+    if not found:
+        raise ConfigurationError(
+            f"There are no tasks in {_shown(where)}. For a task hello, add hello.py to it, with a function "
+            "hello(payload)."
+        )
+    return found
+
+
+def load_mapping(target: str) -> Mapping[str, Callable[..., Any]]:
+    """The mapping of task identifiers to functions that ``module:name`` names."""
+    module_name, colon, attribute = target.partition(":")
+    if not (module_name and colon and attribute):
+        raise ConfigurationError(f"{target!r} names no tasks; it must look like module:tasks.")
+    spec = _spec_of(module_name)
+    module = _import(module_name, Path(spec.origin or module_name))
+    value: Any = module
+    for name in attribute.split("."):
+        if not hasattr(value, name):
+            near = difflib.get_close_matches(name, dir(value), n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise ConfigurationError(f"The module {module_name} has no {attribute}.{hint}")
+        value = getattr(value, name)
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(
+            f"{target} is a {type(value).__name__}; it must be a mapping of task identifiers to functions."
+        )
+    return value
+
+
+def _spec_of(module_name: str) -> ModuleSpec:
+    try:
+        spec = importlib.util.find_spec(module_name)
+    except ModuleNotFoundError:
+        spec = None
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(f"{module_name} cannot be imported: {_what(error)}") from error
+    if spec is None:
+        raise ConfigurationError(
+            f"There is no module {module_name}. Run the command where it is, or install it."
+        )
+    return spec
+
+
+def _load_folder(folder: Path) -> Functions:
+    package = _package(folder)
+    found: Functions = {}
+    files: dict[str, Path] = {}
+    for file, parts in _files(folder, ()):
+        identifier = "/".join(parts)
+        if file.suffix == ".py":
+            module = _import(".".join((package, *parts)), file)
+            loaded = _tasks_of_file(module, identifier, file)
+        else:
+            loaded = {identifier: Executable(file)}
+        for name, function in loaded.items():
+            if name in files:
+                raise ConfigurationError(
+                    f"The task {name!r} is in {_shown(files[name])} and in {_shown(file)}. Remove one."
+                )
+            files[name], found[name] = file, function
+    return found
+
+
+def _files(folder: Path, parents: tuple[str, ...]) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """Files that are tasks, with the parts of their identifiers."""
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        path = Path(entry.path)
+        name, *extensions = entry.name.split(".")
+        if not name or name.startswith("_"):
+            continue  # hidden, or not meant to be a task
+        if not all(_NAME.fullmatch(part) for part in (name, *extensions)):
+            logger.info("%s is ignored: its name cannot be that of a task", _shown(path))
+        elif entry.is_dir(follow_symlinks=False):
+            yield from _files(path, (*parents, entry.name))
+        elif not entry.is_file():
+            logger.info("%s is ignored: it is no file, or a link to a folder", _shown(path))
+        elif extensions == ["py"] or (extensions[-1:] != ["py"] and path.stat().st_mode & stat.S_IXUSR):
+            yield path, (*parents, name)
+        else:
+            logger.debug("%s is ignored: it is neither Python nor can it be executed", _shown(path))
+
+
+def _tasks_of_file(module: ModuleType, identifier: str, file: Path) -> Functions:
+    names = vars(module)
+    marked = [thing for thing in _own(module) if mark_of(thing)]
+    found: Functions = {
+        mark.identifier: thing for thing in marked if (mark := mark_of(thing)) and mark.identifier
+    }
+    unnamed = [thing for thing in marked if thing not in found.values()]
+    function = file.stem.replace("-", "_")
+    candidates = [names[name] for name in ("task", function) if name in names and names[name] is not task]
+    candidates = [thing for thing in candidates if callable(thing)] or unnamed
+    if not candidates and not found:
+        raise ConfigurationError(
+            f"{_shown(file)} has no task: give it a function {function}(payload), or one with @task. If it "
+            f"is not meant to have one, let its name begin with an underscore: _{file.name}."
+        )
+    if len(unnamed) > 1 and candidates is unnamed:
+        raise ConfigurationError(
+            f'{_shown(file)} has {len(unnamed)} tasks without a name. Name them: @task("{identifier}/first").'
+        )
+    if candidates and candidates[0] not in found.values():
+        found[identifier] = candidates[0]
+    return found
+
+
+def _load_module(file: Path) -> Functions:
+    """All of its functions with ``@task``; if it has none, all that it has and does not hide."""
+    module = _import_file(_free_name(file.stem, file), file)
+    marked = {mark.identifier or thing.__name__: thing for thing in _own(module) if (mark := mark_of(thing))}
+    if marked:
+        return marked
+    found: Functions = {}
+    for thing in _own(module):
+        name = thing.__name__
+        hidden = name.startswith("_") or name not in getattr(module, "__all__", [name])
+        if hidden or not inspect.isroutine(thing):
+            continue
+        try:
+            read_handlers({name: thing})
+        except ConfigurationError as error:
+            logger.warning("%s: %s is ignored: %s", _shown(file), name, error)
+        else:
+            found[name] = thing
+    return found
+
+
+def _own(module: ModuleType) -> list[Any]:
+    """What it defines itself, each thing once."""
+    things = {id(thing): thing for thing in vars(module).values() if callable(thing)}
+    return [
+        thing
+        for thing in things.values()
+        if getattr(thing, "__module__", None) == module.__name__ and hasattr(thing, "__name__")
+    ]
+
+
+def _package(folder: Path) -> str:
+    """The folder as a package, so that its modules can import each other."""
+    name = _free_name(folder.name, folder)
+    if name not in sys.modules:
+        init = folder / "__init__.py"
+        if init.is_file():
+            _import_file(name, init)
+        else:
+            sys.modules[name] = ModuleType(name)
+            sys.modules[name].__path__ = [str(folder)]
+    return name
+
+
+def _free_name(name: str, path: Path) -> str:
+    """That name for a module, unless it is another's."""
+    known = sys.modules.get(name)
+    if known is None and name.isidentifier():
+        return name
+    places = (getattr(known, "__file__", None), *getattr(known, "__path__", ()))
+    if str(path) in places:
+        return name
+    digest = hashlib.sha256(bytes(path)).hexdigest()[:8]
+    return f"{_NOT_IN_A_NAME.sub('_', name)}_{digest}"
+
+
+def _import(name: str, file: Path) -> ModuleType:
+    """The module of that name, which is in that file."""
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(f"{_place(error, file)}: {_what(error)}") from error
+
+
+def _import_file(name: str, file: Path) -> ModuleType:
+    """The file as a module of that name, wherever it is."""
+    folder = [str(file.parent)] if file.name == "__init__.py" else None
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folder)
+    finder = _Finder(spec)
+    sys.meta_path.insert(0, finder)
+    try:
+        return _import(name, file)
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _Finder(MetaPathFinder):
+    """Makes one module known to the import system."""
+
+    def __init__(self, spec: ModuleSpec | None) -> None:
+        self._spec = spec
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        """Where that module is, if it is the one."""
+        return self._spec if self._spec is not None and self._spec.name == name else None
+
+
+def _place(error: BaseException, file: Path) -> str:
+    """Where in the file it went wrong."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{_shown(Path(error.filename))}, line {error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(file)]
+    return f"{_shown(file)}, line {lines[-1]}" if lines else _shown(file)
+
+
+def _what(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return "it ends the program when it is imported."
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg}"
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _shown(path: Path) -> str:
+    """Relative, if it is here."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,265 @@
+"""Workers run from the command line, as people run them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from graphile_worker.testing import Databases
+from support.jobs import add, count
+from support.programs import Program, program
+from support.workers import locked
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+COMMAND = str(Path(sys.executable).with_name("graphile-worker"))
+HELLO = "async def hello(payload):\n    print('Hello,', payload['name'], flush=True)\n"
+SLOW = """
+import asyncio, os, time
+async def slow(payload):
+    print("begun", os.getpid(), flush=True)
+    await asyncio.sleep(payload)
+    print("ended", os.getpid(), flush=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def databases(default_databases: Databases) -> Databases:
+    return default_databases
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks/hello.py").write_text(HELLO)
+    (tmp_path / "tasks/slow.py").write_text(SLOW)
+    return tmp_path
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1", **more}
+
+
+def command(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, *arguments],
+        check=False, capture_output=True, text=True, cwd=folder, env=environment(**more), timeout=60,
+    )  # fmt: skip
+
+
+@asynccontextmanager
+async def worker(folder: Path, dsn: str, *arguments: str, **more: str) -> AsyncIterator[Program]:
+    async with program(
+        COMMAND, "-c", dsn, *arguments, folder=folder, environment=environment(**more), with_errors=True
+    ) as running:
+        yield running
+
+
+class TestRunning:
+    @pytest.mark.parametrize("verb", [[], ["run"]])
+    async def test_it_runs_the_tasks_of_the_folder_until_it_is_told_to_stop(
+        self, db: asyncpg.Connection, database: str, folder: Path, verb: list[str]
+    ) -> None:
+        async with worker(folder, database, *verb) as running:
+            await running.until("Worker connected, and looking for jobs of: hello, slow")
+            await add(db, "hello", payload={"name": "Ann"})
+            await running.until("Hello, Ann")
+            await running.until("Completed job")
+            running.send(signal.SIGTERM)
+            assert await running.end() == -signal.SIGTERM
+        assert await count(db) == 0
+
+    def test_once_runs_what_there_is(self, database: str, folder: Path) -> None:
+        async def prepare() -> None:
+            connection = await asyncpg.connect(database)
+            await add(connection, "hello", payload={"name": "Ann"})
+            await connection.close()
+
+        asyncio.run(prepare())
+        done = command(folder, "-c", database, "--once")
+        assert (done.returncode, done.stdout) == (0, "Hello, Ann\n")
+        assert "Completed job" in done.stderr
+
+    async def test_a_module_can_have_the_tasks(
+        self, db: asyncpg.Connection, database: str, tmp_path: Path
+    ) -> None:
+        (tmp_path / "shop.py").write_text("tasks = {'greet': lambda payload: print('Hi,', payload)}\n")
+        await add(db, "greet", payload="Bo")
+        done = await asyncio.to_thread(command, tmp_path, "run", "shop:tasks", "--once", "-c", database)
+        assert (done.returncode, done.stdout) == (0, "Hi, Bo\n"), done.stderr
+
+    async def test_jobs_is_the_concurrency(self, db: asyncpg.Connection, database: str, folder: Path) -> None:
+        for _ in range(3):
+            await add(db, "slow", payload=60)
+        async with worker(folder, database, "-j", "3") as running:
+            await running.until("begun", 3)
+            running.send(signal.SIGTERM)
+            running.send(signal.SIGTERM)
+            await running.end()
+        assert await locked(db) == []
+
+    async def test_log_lines_can_be_json(self, db: asyncpg.Connection, database: str, folder: Path) -> None:
+        job = await add(db, "hello", payload={})
+        done = await asyncio.to_thread(
+            command, folder, "-c", database, "--once", "--log-format", "json", "--log-level", "error"
+        )
+        [line] = done.stderr.splitlines()
+        entry = json.loads(line)
+        assert (entry["level"], entry["job_id"], entry["task_identifier"]) == ("error", job["id"], "hello")
+        assert "KeyError: 'name'" in entry["error"]
+
+    async def test_a_crontab_is_said_not_to_be_read_yet(self, database: str, folder: Path) -> None:
+        (folder / "crontab").write_text("* * * * * hello\n")
+        done = await asyncio.to_thread(command, folder, "-c", database, "--once")
+        assert "crontab is not read" in done.stderr
+
+
+class TestExitCodes:
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+    async def test_it_dies_of_the_signal_that_stopped_it(
+        self, database: str, folder: Path, number: signal.Signals
+    ) -> None:
+        async with worker(folder, database) as running:
+            await running.until("Worker connected")
+            running.send(number)
+            assert await running.end() == -number
+        assert "Traceback" not in running.text
+
+    async def test_a_breaking_migration_ends_it_with_57(
+        self, db: asyncpg.Connection, database: str, folder: Path
+    ) -> None:
+        async with worker(folder, database) as running:
+            await running.until("Worker connected")
+            await db.execute("insert into graphile_worker.migrations (id, breaking) values (1000001, true)")
+            await db.execute(
+                """select pg_notify('worker:migrate', '{"migrationNumber": 1000001, "breaking": true}')"""
+            )
+            assert await running.end() == 57
+        assert "Traceback" not in running.text
+
+    def test_to_begin_on_such_a_schema_is_an_error(self, empty_database: str, folder: Path) -> None:
+        assert command(folder, "-c", empty_database, "--schema-only").returncode == 0
+
+        async def break_it() -> None:
+            connection = await asyncpg.connect(empty_database)
+            await connection.execute(
+                "insert into graphile_worker.migrations (id, breaking) values (1000001, true)"
+            )
+            await connection.close()
+
+        asyncio.run(break_it())
+        done = command(folder, "-c", empty_database, "--once")
+        assert done.returncode == 1
+        assert done.stderr.startswith("Error: ")
+
+
+MISTAKES = [
+    (["-c", "postgresql://localhost:1/x"], 1, "Cannot reach the database"),
+    (["--tasks", "nowhere"], 1, "There are no tasks: nowhere does not exist."),
+    (["--once", "--watch"], 2, "--once and --watch cannot be combined."),
+    (["--schema-only", "--watch"], 2, "--watch and --schema-only cannot be combined."),
+    (["--once", "--schema-only"], 2, "--once and --schema-only cannot be combined."),
+    (["--jbos", "3"], 2, "Did you mean '--jobs'?"),
+    (["-j", "0"], 2, "it must be an integer from 1 to 100,000."),
+    (["--poll-interval", "soon"], 2, "it must be milliseconds, or a number with a unit"),
+    (["lsit"], 2, "There is no command 'lsit'. Did you mean list?"),
+    (["-j", "3", "list"], 2, "--jobs is about running a worker; it does nothing with list."),
+    (["list", "-j", "3"], 2, "No such option '-j'"),
+    (["--cleanup", "EVERYTHING"], 2, "There is no cleanup 'EVERYTHING'. There are: DELETE_PERMAFAILED_JOBS"),
+    (["-C", "nowhere.toml"], 1, "nowhere.toml cannot be read: No such file or directory."),
+    (["run", "shop:tasks"], 1, "There is no module shop."),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "says"), MISTAKES, ids=lambda value: str(value)[:40])
+def test_a_mistake_is_a_sentence_and_no_traceback(
+    folder: Path, database: str, arguments: list[str], code: int, says: str
+) -> None:
+    done = command(folder, *arguments, DATABASE_URL=database)
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+async def test_a_file_that_does_not_load_stops_the_start(database: str, folder: Path) -> None:
+    (folder / "tasks/bad.py").write_text("\nimport nowhere\n")
+    done = await asyncio.to_thread(command, folder, "-c", database)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "Error: tasks/bad.py, line 2: ModuleNotFoundError: No module named 'nowhere'\n",
+    )
+
+
+async def test_cleanup_removes_and_says_how_much(db: asyncpg.Connection, database: str, folder: Path) -> None:
+    await add(db, "hello", queue_name="q", max_attempts=1)
+    await db.execute("update graphile_worker._private_jobs set attempts = 1")
+    await add(db, "unknown")
+    await db.execute("delete from graphile_worker._private_jobs where attempts = 0")
+    done = await asyncio.to_thread(
+        command, folder, "-c", database,
+        "--cleanup", "DELETE_PERMAFAILED_JOBS,GC_JOB_QUEUES", "--cleanup", "GC_TASK_IDENTIFIERS",
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "Removed 1 jobs, 1 task identifiers and 1 queues\n")
+    left = await db.fetch("select identifier from graphile_worker._private_tasks")
+    assert [row["identifier"] for row in left] == ["hello"], "the names of our own tasks stay"
+
+
+async def test_list_prints_every_job_as_json(db: asyncpg.Connection, database: str, tmp_path: Path) -> None:
+    nothing = await asyncio.to_thread(command, tmp_path, "-c", database, "list", "--json")
+    assert json.loads(nothing.stdout) == []
+    job = await add(
+        db,
+        "hello",
+        payload={"n": 2**70},
+        queue_name="q",
+        priority=3,
+        job_key="k",
+        flags=["b", "a"],
+        max_attempts=4,
+    )
+    await db.execute("select graphile_worker.add_job('x') from generate_series(1, 1500)")
+    done = await asyncio.to_thread(command, tmp_path, "list", "--json", "-c", database)
+    jobs: list[dict[str, Any]] = json.loads(done.stdout)
+    assert len(jobs) == 1501
+    assert jobs[0] == {
+        "id": job["id"],
+        "task_identifier": "hello",
+        "queue_name": "q",
+        "state": "ready",
+        "payload": {"n": 2**70},
+        "priority": 3,
+        "run_at": jobs[0]["run_at"],
+        "attempts": 0,
+        "max_attempts": 4,
+        "last_error": None,
+        "key": "k",
+        "locked_by": None,
+        "locked_at": None,
+        "flags": ["a", "b"],
+    }
+    plain = await asyncio.to_thread(command, tmp_path, "list", "-c", database)
+    assert plain.stdout.splitlines()[0].split()[:2] == [str(job["id"]), "ready"]
+
+
+def test_the_help_of_every_command_fits_a_screen_and_has_an_example(tmp_path: Path) -> None:
+    for verb in ([], ["run"], ["list"], ["config"], ["completion"]):
+        text = command(tmp_path, *verb, "--help").stdout
+        assert "Example: " in text
+        assert len(text.splitlines()) <= 42
+        assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_can_complete_it(tmp_path: Path, shell: str) -> None:
+    assert "_GRAPHILE_WORKER_COMPLETE" in command(tmp_path, "completion", shell).stdout

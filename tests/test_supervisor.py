@@ -1,0 +1,189 @@
+"""Several worker processes, and new ones for new code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import asyncpg
+import psutil
+import pytest
+
+from graphile_worker import JobSpec, WorkerUtils
+from graphile_worker.testing import Databases
+from support.jobs import add, count
+from support.programs import Program, program
+from support.workers import locked
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+COMMAND = str(Path(sys.executable).with_name("graphile-worker"))
+SLOW = r"""\
+import asyncio, os, sys
+async def slow(payload):
+    sys.stdout.write(f"begun {os.getpid()}\n")
+    try:
+        await asyncio.sleep(payload)
+    except asyncio.CancelledError:
+        sys.stdout.write(f"cancelled {os.getpid()}\n")
+        raise
+    sys.stdout.write(f"ended {os.getpid()}\n")
+"""
+VERSION = "import sys\nasync def version(payload):\n    sys.stdout.write('version {}\\n')\n"
+
+
+@pytest.fixture(scope="session")
+def databases(default_databases: Databases) -> Databases:
+    return default_databases
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks/slow.py").write_text(SLOW)
+    (tmp_path / "tasks/version.py").write_text(VERSION.format(1))
+    return tmp_path
+
+
+@asynccontextmanager
+async def command(folder: Path, dsn: str, *arguments: str) -> AsyncIterator[Program]:
+    environment = {"PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1", "DATABASE_URL": dsn}
+    async with program(
+        COMMAND, *arguments, folder=folder, environment=environment, with_errors=True
+    ) as running:
+        try:
+            yield running
+        finally:
+            for child in children(running):
+                child.kill()
+
+
+def children(running: Program) -> list[psutil.Process]:
+    try:
+        return psutil.Process(running.process.pid).children()
+    except psutil.NoSuchProcess:
+        return []
+
+
+async def test_so_many_processes_share_the_work(db: asyncpg.Connection, database: str, folder: Path) -> None:
+    async with WorkerUtils(database) as utils:
+        await utils.add_jobs([JobSpec("slow", 0.5)] * 3)
+    async with command(folder, database, "--processes", "3") as running:
+        await running.until("ended", 3)
+        running.send(signal.SIGTERM)
+        assert await running.end() == -signal.SIGTERM
+    assert len({line for line in running.lines if line.startswith("begun")}) == 3, "each in its own"
+    assert await count(db) == 0
+
+
+async def test_a_signal_reaches_all_and_what_runs_gets_its_grace(
+    db: asyncpg.Connection, database: str, folder: Path
+) -> None:
+    await add(db, "slow", payload=0.5)
+    await add(db, "slow", payload=1000)
+    async with command(folder, database, "--processes", "2", "--shutdown-grace", "2s") as running:
+        await running.until("begun", 2)
+        running.send(signal.SIGINT)
+        assert await running.end() == -signal.SIGINT
+    assert sum(line.startswith("ended") for line in running.lines) == 1
+    assert sum(line.startswith("cancelled") for line in running.lines) == 1
+    assert await locked(db) == []
+
+
+async def test_one_that_dies_is_started_again(db: asyncpg.Connection, database: str, folder: Path) -> None:
+    async with command(folder, database, "--processes", "2") as running:
+        await running.until("Worker connected", 2)
+        children(running)[0].kill()
+        await running.until("was killed by SIGKILL; another one in")
+        await running.until("Worker connected", 3)
+        await add(db, "version")
+        await running.until("version 1")
+        running.send(signal.SIGTERM)
+        assert await running.end() == -signal.SIGTERM
+
+
+async def test_a_start_that_fails_is_not_repeated(database: str, folder: Path) -> None:
+    (folder / "tasks/bad.py").write_text("import nowhere")
+    async with command(folder, database, "--processes", "2") as running:
+        assert await running.end() == 1
+    assert "tasks/bad.py, line 1: ModuleNotFoundError" in running.text
+    assert "another one" not in running.text
+
+
+async def test_a_breaking_migration_ends_them_all_with_57(
+    db: asyncpg.Connection, database: str, folder: Path
+) -> None:
+    async with command(folder, database, "--processes", "2") as running:
+        await running.until("Worker connected", 2)
+        await db.execute("insert into graphile_worker.migrations (id, breaking) values (1000001, true)")
+        await db.execute("select pg_notify('worker:migrate', $1)", '{"breaking": true}')
+        assert await running.end() == 57
+
+
+async def test_once_ends_when_all_have_ended(db: asyncpg.Connection, database: str, folder: Path) -> None:
+    async with WorkerUtils(database) as utils:
+        await utils.add_jobs([JobSpec("version")] * 20)
+    async with command(folder, database, "--processes", "2", "--once") as running:
+        assert await running.end() == 0
+    assert running.text.count("version 1") == 20
+    assert await count(db) == 0
+
+
+async def test_workers_whose_supervisor_was_killed_finish_and_end(
+    db: asyncpg.Connection, database: str, folder: Path
+) -> None:
+    await add(db, "slow", payload=0.5)
+    async with command(folder, database, "--processes", "2") as running:
+        await running.until("begun")
+        orphans = children(running)
+        running.send(signal.SIGKILL)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, orphans, 20)
+        assert alive == []
+        await running.end()
+    assert any(line.startswith("ended") for line in running.lines)
+    assert await locked(db) == []
+
+
+class TestWatch:
+    async def test_new_code_takes_jobs_at_once_while_the_old_finishes_its_own(
+        self, db: asyncpg.Connection, database: str, folder: Path
+    ) -> None:
+        await add(db, "slow", payload=4)
+        async with command(folder, database, "--watch", "-j", "2") as running:
+            await running.until("begun")
+            (folder / "tasks/version.py").write_text(VERSION.format(2))
+            await running.until("version.py changed")
+            await running.until("Worker connected", 2)
+            await running.until("There is newer code: finishing what runs")
+            await add(db, "version")
+            await running.until("version 2")
+            assert not any(line.startswith("ended") for line in running.lines), "the old one is not done"
+            await running.until("ended")
+            running.send(signal.SIGTERM)
+            assert await running.end() == -signal.SIGTERM
+        assert "version 1" not in running.text
+        assert "cancelled" not in running.text
+        assert await count(db) == 0
+
+    async def test_code_that_does_not_load_is_reported_and_the_old_goes_on(
+        self, db: asyncpg.Connection, database: str, folder: Path
+    ) -> None:
+        async with command(folder, database, "--watch") as running:
+            await running.until("Worker connected")
+            (folder / "tasks/version.py").write_text("def version(payload:")
+            await running.until("tasks/version.py, line 1: SyntaxError")
+            await running.until("The new code does not start; the old one goes on")
+            await add(db, "version")
+            await running.until("version 1")
+            (folder / "tasks/version.py").write_text(VERSION.format(3))
+            await running.until("There is newer code: finishing what runs")
+            await add(db, "version")
+            await running.until("version 3")
+            running.send(signal.SIGTERM)
+            assert await running.end() == -signal.SIGTERM
