@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
+from graphile_worker.cli.settings import SETTINGS
 from graphile_worker.testing import Databases
 from support.jobs import add, count
+from support.postgres import ROOT
 from support.programs import Program, program
 from support.workers import locked
 
@@ -162,6 +167,33 @@ class TestExitCodes:
         done = command(folder, "-c", empty_database, "--once")
         assert done.returncode == 1
         assert done.stderr.startswith("Error: ")
+
+
+async def test_the_readme_word_for_word(database: str, tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    [task] = re.findall(r"`tasks/hello.py`:\n\n```python\n(.*?)```", text, re.DOTALL)
+    [start, add_a_job] = re.findall(r"^\$ ((?:graphile-worker|psql) .*)$", text, re.MULTILINE)
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks/hello.py").write_text(task)
+    if not shutil.which("psql"):
+        pytest.skip("there is no psql")
+    start, add_a_job = (line.replace("postgresql://localhost/mine", database) for line in (start, add_a_job))
+    _, *arguments = shlex.split(start)
+    async with program(
+        COMMAND, *arguments, folder=tmp_path, environment=environment(), with_errors=True
+    ) as running:
+        await running.until("Worker connected")
+        await asyncio.to_thread(subprocess.run, shlex.split(add_a_job), check=True, capture_output=True)
+        await running.until("Hello, Bobby Tables")
+        running.send(signal.SIGINT)
+        await running.end()
+
+
+def test_the_page_on_the_command_line_has_every_setting_and_flag() -> None:
+    text = (ROOT / "docs" / "command-line.md").read_text()
+    for setting in SETTINGS:
+        assert f"`{setting.name}`" in text
+        assert f"`{setting.flags[0]}`" in text
 
 
 MISTAKES = [

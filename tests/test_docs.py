@@ -302,7 +302,7 @@ def python_blocks(page: Path) -> list[str]:
 
 
 def test_the_program_in_the_readme(short_folder: Path) -> None:
-    [program] = python_blocks(ROOT / "README.md")
+    _task, program = python_blocks(ROOT / "README.md")
     assert '"embedded:"' in program
     code = program.replace("embedded:", f"embedded:{short_folder}")
     command = [sys.executable, "-u", "-c", code]

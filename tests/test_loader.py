@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from graphile_worker import ConfigurationError
+from graphile_worker import ConfigurationError, run, run_once
 from graphile_worker.executable import Executable
 from graphile_worker.loader import load_mapping, load_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
 
 @pytest.fixture
@@ -166,6 +166,16 @@ def test_nothing_to_load_says_what_to_do(here: Path) -> None:
     (here / "tasks").mkdir()
     with pytest.raises(ConfigurationError, match=r"For a task hello, add hello\.py to it"):
         load_tasks("tasks")
+
+
+@pytest.mark.parametrize("function", [run, run_once])
+async def test_tasks_come_from_one_place(here: Path, function: Callable[..., Awaitable[object]]) -> None:
+    with pytest.raises(ConfigurationError, match="one of the two"):
+        await function(dsn="embedded:")
+    with pytest.raises(ConfigurationError, match="one of the two"):
+        await function({"hello": print}, "embedded:", task_directory=here)
+    with pytest.raises(ConfigurationError, match="nowhere does not exist"):
+        await function(dsn="embedded:", task_directory="nowhere")
 
 
 def test_one_task_in_two_files_is_refused(here: Path) -> None:
