@@ -74,7 +74,7 @@ def once_command(program: str) -> list[str]:
     """How to start a process that runs what there is and ends; for Node, from a folder with ``tasks``."""
     if program == "node":
         return [_node(), str(_NODE / "dist" / "cli.js"), "--once"]
-    return [sys.executable, str(DRIVERS / "once.py")]
+    return [sys.executable, "-m", "graphile_worker", "--once", "--tasks", str(DRIVERS / "tasks")]
 
 
 @cache

@@ -29,6 +29,7 @@ from graphile_worker._db import connect, listen
 from graphile_worker._runtime import lifecycle
 from graphile_worker._runtime.worker import Worker
 from graphile_worker.testing import Databases
+from support import programs
 from support.jobs import add, count, existing, get
 from support.proxy import proxied
 from support.waiting import until
@@ -427,50 +428,13 @@ asyncio.run(main())
 """
 
 
-class Program:
-    """A program with a worker, in a process of its own."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-        self.lines: list[str] = []
-
-    async def until(self, line: str) -> None:
-        assert self.process.stdout is not None
-        async with asyncio.timeout(30):
-            while line not in self.lines:
-                read = await self.process.stdout.readline()
-                assert read, f"ended before {line!r}: {self.lines}"
-                self.lines.append(read.decode().strip())
-
-    async def end(self) -> int:
-        assert self.process.stdout is not None
-        async with asyncio.timeout(30):
-            rest = await self.process.stdout.read()
-            self.lines += rest.decode().split("\n")
-            return await self.process.wait()
-
-    def send(self, number: int) -> None:
-        self.process.send_signal(number)
-
-
 @contextlib.asynccontextmanager
-async def program(folder: Path, dsn: str, **options: Any) -> AsyncIterator[Program]:
+async def program(folder: Path, dsn: str, **options: Any) -> AsyncIterator[programs.Program]:
+    """A program with a worker, in a process of its own."""
     script = folder / "program.py"
     script.write_text(SCRIPT)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(script),
-        dsn,
-        repr(options),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        yield Program(process)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
+    async with programs.program(sys.executable, script, dsn, repr(options)) as running:
+        yield running
 
 
 class TestSignals:

@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 _ABOUT = ("label", "worker_id", "task_identifier", "job_id")
 
 
-def configure(level: str, form: str) -> None:
-    """Log to standard error, what the tasks say too."""
+def configure(level: str, form: str, *, one_of_several: bool = False) -> None:
+    """Log to standard error, what the tasks say too; of one process of several also which it is."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter(with_process=one_of_several))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
@@ -22,8 +22,9 @@ class TextFormatter(logging.Formatter):
     default_time_format = "%H:%M:%S"
     default_msec_format = "%s.%03d"
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)-5s %(message)s")
+    def __init__(self, *, with_process: bool) -> None:
+        process = " [%(process)d]" if with_process else ""
+        super().__init__(f"%(asctime)s{process} %(levelname)-5s %(message)s")
 
 
 class JsonFormatter(logging.Formatter):
@@ -34,6 +35,7 @@ class JsonFormatter(logging.Formatter):
         entry: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
+            "process": record.process,
             "logger": record.name,
             "message": record.getMessage(),
         }

@@ -43,8 +43,9 @@ def run_worker(
 ) -> None:
     """Do what the flags say: run a worker, or several, or only install or clean up."""
     _refuse_together(once=once, watch=watch, schema_only=schema_only, cleanup=bool(cleanup))
-    logs.configure(settings["log_level"].value, settings["log_format"].value)
     control = Control.of_parent()
+    level, form = settings["log_level"].value, settings["log_format"].value
+    logs.configure(level, form, one_of_several=control is not None)
     if control is None:
         for sentence in unknown_variables():
             logger.warning("%s", sentence)
