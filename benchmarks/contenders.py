@@ -71,10 +71,10 @@ def driver_command(program: str) -> list[str]:
 
 
 def once_command(program: str) -> list[str]:
-    """How to start a process that runs what there is and ends; for Node, from a folder with ``tasks``."""
+    """How to start a process that runs what there is and ends, from a folder with ``tasks``."""
     if program == "node":
         return [_node(), str(_NODE / "dist" / "cli.js"), "--once"]
-    return [sys.executable, "-m", "graphile_worker", "--once", "--tasks", str(DRIVERS / "tasks")]
+    return [sys.executable, "-m", "graphile_worker", "--once"]
 
 
 @cache

@@ -179,6 +179,7 @@ async def start_up(arena: Arena, contender: Contender, count: int) -> Figures:
         tasks = Path(name) / "tasks"
         tasks.mkdir()
         (tasks / "trivial.js").write_text(_NODE_TASK)
+        (tasks / "trivial.py").write_text("async def trivial(payload): ...\n")
 
         def run() -> float:
             begin = time.monotonic()
