@@ -294,4 +294,8 @@ def test_the_help_of_every_command_fits_a_screen_and_has_an_example(tmp_path: Pa
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_can_complete_it(tmp_path: Path, shell: str) -> None:
-    assert "_GRAPHILE_WORKER_COMPLETE" in command(tmp_path, "completion", shell).stdout
+    script = command(tmp_path, "completion", shell).stdout
+    [variable] = set(re.findall(r"(_\w+)=(?:bash|zsh|fish)_complete", script))
+    word = "--po" if shell == "fish" else "1"
+    asked = {variable: f"{shell}_complete", "COMP_WORDS": "graphile-worker --po", "COMP_CWORD": word}
+    assert "--poll-interval" in command(tmp_path, **asked).stdout
