@@ -135,6 +135,8 @@ def test_quick_looks_always_begin_at_the_beginning() -> None:
 def test_where_jobs_end_quickly_queues_are_visited_only_now_and_then(clock: list[float]) -> None:
     looks = Looks(2.0)
     assert looks.after_queue(has_results=True) == 0
+    look(looks, Reply(NOW, next_queue=7, claimed=[held(1)]))
+    assert looks.after_queue(has_results=True) == 7, "it was full, so there may be more"
     look(looks, Reply(NOW, next_queue=7))
     assert looks.after_queue(has_results=True) is None
     assert looks.after_queue(has_results=False) == 7

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import threading
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import asyncpg
@@ -22,8 +23,10 @@ from graphile_worker import (
     run,
     run_once,
 )
+from graphile_worker._db.exchange import Held, Reply, Result
 from graphile_worker._runtime import lifecycle, notifier
-from graphile_worker.outcome import Returned
+from graphile_worker._runtime.results import Results
+from graphile_worker.outcome import Completed, Returned
 from graphile_worker.testing import Databases
 from support.jobs import add, count, existing, get
 from support.proxy import proxied
@@ -433,3 +436,96 @@ async def test_blocking_on_the_event_loop_is_refused(db: asyncpg.Connection, dat
     assert await once({"task": task}, database) == Drained(0, 1)
     row = await existing(db, job["id"])
     assert "use await" in row["last_error"]
+
+
+@pytest.mark.parametrize(("concurrency", "prefetch"), [(1, 0), (4, 0), (4, 50)])
+async def test_queues_hidden_behind_a_locked_one_come_before_jobs_of_a_worse_priority(
+    db: asyncpg.Connection, database: str, concurrency: int, prefetch: int
+) -> None:
+    async with WorkerUtils(database) as utils:
+        await utils.add_jobs([JobSpec("task", "big", queue_name="big")] * 300)
+        await utils.add_jobs([JobSpec("task", "hidden", queue_name=f"q{n}") for n in range(100)])
+        await utils.add_jobs([JobSpec("task", "worse", priority=5)] * 1000)
+    await db.execute(
+        "update graphile_worker._private_job_queues set locked_by = 'other', locked_at = now() "
+        "where queue_name = 'big'"
+    )
+    began: list[str] = []
+    heard = Heard()
+
+    async def task(payload: str) -> None:
+        began.append(payload)
+
+    async with running(
+        {"task": task}, database, heard=heard, concurrency=concurrency, prefetch=prefetch, migrate=False
+    ):
+        await heard.until("job:complete", 1100)
+    assert began[:100] == ["hidden"] * 100
+
+
+async def test_flags_that_are_none_fail_their_job_alone(db: asyncpg.Connection, database: str) -> None:
+    odd = await add(db, "task")
+    await db.execute("update graphile_worker._private_jobs set flags = '5'")
+    await add(db, "task")
+    assert await run_once({"task": nothing}, database) == (1, 1)
+    assert "cannot be read" in (await existing(db, odd["id"]))["last_error"]
+
+
+async def test_an_answer_that_cannot_be_read_is_asked_for_again(
+    db: asyncpg.Connection, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from graphile_worker._db import exchange  # noqa: PLC0415
+
+    read, failures = exchange.Answer.read, 3
+
+    def fails_at_first(self: exchange.Answer) -> exchange.Reply:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise ZeroDivisionError("not foreseen")
+        return read(self)
+
+    monkeypatch.setattr(exchange.Answer, "read", fails_at_first)
+    async with WorkerUtils(database) as utils:
+        await utils.add_jobs([JobSpec("task")] * 100)
+    heard = Heard()
+    async with running({"task": nothing}, database, heard=heard, concurrency=4, prefetch=20, migrate=False):
+        await heard.until("job:complete", 100)
+    assert await locked(db) == []
+    assert await count(db) == 0
+
+
+async def test_jobs_that_were_claimed_ahead_run_on_through_an_outage(database: str) -> None:
+    heard = Heard()
+
+    async def task(_payload: object) -> None:
+        await asyncio.sleep(0.05)
+
+    async with WorkerUtils(database) as utils:
+        await utils.add_jobs([JobSpec("task")] * 12)
+    async with (
+        proxied(database) as (proxy, dsn),
+        running({"task": task}, dsn, heard=heard, prefetch=20, prefetch_ttl=0.2, migrate=False, listen=False),
+    ):
+        await heard.until("job:start")
+        proxy.refusing = True
+        proxy.cut_all()
+        await heard.until("job:success", 12)
+        proxy.refusing = False
+        await heard.until("job:complete", 12)
+    assert heard.counts["localQueue:returnJobs"] == 0
+
+
+def test_a_busy_result_is_not_sent_again_before_its_answer_is_known() -> None:
+    results, held = Results(), Held(None, datetime.now(UTC), None)  # type: ignore[arg-type]
+    held.job = SimpleNamespace(id=1)  # type: ignore[assignment]
+    result = Result(held, Completed(), None)
+    results.add([result])
+    assert results.take() == [result]
+    results.sort_out([result], Reply(datetime.now(UTC), busy={held.claim}))
+    results._busy[held].again = 0.0
+    assert results.take() == [result]
+    assert not results
+    assert results.take() == []
+    results.put_back([result], perhaps_recorded=False)
+    assert results.take() == [result], "there was no answer"

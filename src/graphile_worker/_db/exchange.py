@@ -264,10 +264,12 @@ def _read_held(
         _, job_id, task_id, queue_id, _, payload, priority, run_at, attempts, max_attempts, last_error,
         created_at, updated_at, key, revision, flags, *_,
     ) = row  # fmt: skip
-    unreadable = None
+    unreadable, known_flags = None, _NO_FLAGS
     try:
         payload = decode_payload(payload)
-    except ValueError as error:  # it must fail this job alone
+        if flags:
+            known_flags = frozenset(decode_payload(flags))
+    except (ValueError, TypeError) as error:  # it must fail this job alone
         # A new one: that one's traceback leads to all other jobs of the reply, and would keep them.
         payload, unreadable = None, ValueError(str(error))
     created_at = created_at or run_at
@@ -288,7 +290,7 @@ def _read_held(
         locked_at=locked_at,
         locked_by=worker_id,
         revision=revision,
-        flags=frozenset(decode_payload(flags)) if flags else _NO_FLAGS,
+        flags=known_flags,
         is_available=False,
         task_id=task_id,
         job_queue_id=queue_id,

@@ -52,6 +52,7 @@ class Demand:
         if self.ended:
             return 0
         room = self._slots.free + self.ahead - len(self._prefetched)
+        # What is in hand may all be waiting for its queue: then the free slots want something else.
         return max(room, self._slots.free - self._prefetched.ready)
 
     async def wish(self, *, has_results: bool, coming: int = 0) -> Wish | None:
@@ -67,17 +68,17 @@ class Demand:
         if flags is None and (flags := await self._flags.current()) is None:
             return None
         wanted = self.room - coming
-        # What is in hand may all be waiting for its queue: then the free slots want something else.
-        needed = self._slots.free - self._prefetched.ready - coming
-        most = max(wanted, needed)
-        if self.ended or most <= 0:
+        if wanted <= 0:
             return NOTHING
+        # Without prefetch a queue gives one job at a time: the next may run elsewhere. And so if there is
+        # room in the slots alone, because all that is in hand waits for its queue.
+        for_slots = self._slots.free - self._prefetched.ready - coming
+        run_length = self._prefetch if self.ahead and wanted > for_slots else 1
         if not has_results:
-            most = min(most, self._looks.told or most)
+            wanted = min(wanted, self._looks.told or wanted)
         return Wish(
-            wanted=most,
-            # Without prefetch a queue gives one job at a time: the next may run elsewhere.
-            run_length=self._prefetch if self.ahead and wanted > needed else 1,
+            wanted=wanted,
+            run_length=run_length,
             forbidden_flags=flags or None,
             as_of=self._clock.as_of,
             mark=self._looks.begin(),

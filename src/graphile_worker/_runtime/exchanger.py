@@ -1,8 +1,9 @@
 """The connection on which a worker exchanges, kept through outages.
 
-An exchange is never cancelled or timed out: whether it was done would not be known, and jobs that it claimed
-would be locked by nobody who knows of them. If its connection is lost all the same, nothing more is claimed
-until the old session is gone and what it left under our name has been read back.
+An exchange is never timed out, and cancelled only when the worker is given up: whether it was done would not
+be known, and jobs that it claimed would be locked by nobody who knows of them. If its connection is lost all
+the same, nothing more is claimed until the old session is gone and what it left under our name has been read
+back.
 """
 
 from __future__ import annotations
@@ -85,6 +86,11 @@ class Exchanger:
         """Let the connection go."""
         resources, self._resources, self._connection = self._resources, AsyncExitStack(), None
         await resources.aclose()
+
+    def abandon(self) -> None:
+        """Do not ask on this connection any more."""
+        if self._connection is not None:
+            self._connection.terminate()
 
     async def exchange(self, results: Sequence[Result], wish: Wish) -> Answer:
         """Record results, and claim jobs."""

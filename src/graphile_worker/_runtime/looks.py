@@ -101,8 +101,8 @@ class Looks:
         now = monotonic()
         if reply.next_queue is not None:
             self._after_queue = reply.next_queue
-        if wish.after_queue is not None:
-            self._visited = now
+        if wish.after_queue is not None and len(reply.claimed) < wish.wanted:
+            self._visited = now  # after a full one there may be more, and better than what is not hidden
         if wish.mark is None:
             self._full_look = now
             slow = reply.cost > _CHEAP + _CHEAP_PER_JOB * len(reply.claimed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -50,13 +51,17 @@ class Results:
     def take(self) -> list[Result]:
         """What is to be sent now."""
         results, self._waiting = self._waiting, []
-        if self._busy:
-            now = monotonic()
-            results += [busy.result for busy in self._busy.values() if busy.again <= now]
+        for busy in self._busy.values():
+            if busy.again <= monotonic():
+                results.append(busy.result)
+                busy.again = math.inf  # until we are told what became of it
         return results
 
     def put_back(self, results: list[Result], *, perhaps_recorded: bool) -> None:
         """They were sent, and no answer came."""
+        for result in results:
+            if result.held in self._busy:
+                self._busy[result.held].again = monotonic()
         self._waiting[:0] = [result for result in results if result.held not in self._busy]
         if perhaps_recorded:
             self._sent_in_vain.update(result.held for result in results)

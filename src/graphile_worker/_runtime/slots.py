@@ -44,9 +44,7 @@ class Slots:
         self._executor = executor
         self._events = events
         self._on_end = ended
-        loop = asyncio.get_running_loop()
-        # What the loop does by default, in a quarter of the time; and what it is told to do, if it is told.
-        self._create_task = loop.create_task if loop.get_task_factory() else partial(asyncio.Task, loop=loop)
+        self._loop = asyncio.get_running_loop()  # to ask for it each time is a call to the system
         self._free = [event.Worker(f"{pool.id}-{number}", number) for number in range(concurrency, 0, -1)]
         self._running: dict[Held, Run] = {}
         self._ended: dict[Held, Run] = {}
@@ -77,7 +75,7 @@ class Slots:
         run = Run(held, self._free.pop(), monotonic())
         self._running[held] = run
         tell_started(self._events, run)
-        run.task = self._create_task(
+        run.task = self._loop.create_task(
             self._run(run), name=held.job.task_identifier, context=self._executor.context()
         )
 

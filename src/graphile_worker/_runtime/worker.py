@@ -44,12 +44,13 @@ GIVE_UP_AFTER = 10.0
 
 
 class _Exchange(NamedTuple):
-    """One that is under way."""
+    """One that is under way, or about to be."""
 
     results: list[Result]
     wish: Wish
     sent: float
     answer: Awaitable[Answer]
+    """A task, if it was sent before somebody waits for it."""
 
 
 class Worker(Service):
@@ -212,7 +213,8 @@ class Worker(Service):
     async def _tick(self) -> float | None:
         if self.fatal.done() or self.idle.is_set():
             return None
-        self._expire()
+        if self._exchanger.connected:  # or what we give back would be nobody's
+            self._expire()
         exchange, self._sent_ahead = self._sent_ahead or await self._next_exchange(), None
         if exchange is not None:
             await self._finish_exchange(exchange)
@@ -239,16 +241,23 @@ class Worker(Service):
         try:
             answer = await exchange.answer
         except BaseException as error:
-            # Cancelled only when the event loop is closed under us.
+            # Cancelled only when the event loop is closed under us, or we were given up.
             self._not_answered(exchange, error)
             raise
         try:
             if self._may_send_ahead(exchange.wish, answer):
                 await self._send_ahead(answer)
         finally:
-            self._take_in(exchange, answer.read())
+            self._take_in(exchange, answer)
 
-    def _take_in(self, exchange: _Exchange, reply: Reply) -> None:
+    def _take_in(self, exchange: _Exchange, answer: Answer) -> None:
+        try:
+            reply = answer.read()
+        except Exception as error:
+            # What it claimed can only be found out by asking again, on another connection.
+            self._exchanger.abandon()
+            self._not_answered(exchange, error)
+            raise OutageError(error, unknown=True) from error
         self._weather.answered()
         self._clock.observe(reply.now)
         if exchange.results:
@@ -306,7 +315,7 @@ class Worker(Service):
 
     def _delay(self) -> float | None:
         """Seconds until there is something to do, if nobody wakes us."""
-        if self._results:
+        if self._results or self._sent_ahead:
             return 0.0
         delays = [_HOUSEKEEPING]
         if self._demand.room > 0:

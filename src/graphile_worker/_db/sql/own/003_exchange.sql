@@ -37,7 +37,7 @@ create or replace function {schema}._private_python_exchange_v1(
   mark_priority smallint,      -- leave out what comes before this position, if given
   mark_run_at timestamptz,
   mark_id bigint,
-  after_queue integer          -- where to go on visiting queues one by one; null if that has time
+  after_queue integer          -- where to go on visiting queues one by one; null: not in this call
 ) returns table (
   kind text,
   id bigint,
