@@ -160,9 +160,12 @@ class Runner:
         if self._options.listen:
             self._notifier.start()
             listening = asyncio.ensure_future(self._notifier.tried.wait())
-            await _any([listening, self._ended])
-            if not listening.done():  # it came to an end before that
+            try:
+                await _any([listening, self._ended])
+            finally:
+                listens = listening.done()
                 listening.cancel()
+            if not listens:  # it came to an end before that
                 await self.wait()
 
     async def wait(self) -> None:
