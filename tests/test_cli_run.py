@@ -198,7 +198,7 @@ def test_the_page_on_the_command_line_has_every_setting_and_flag() -> None:
 
 MISTAKES = [
     (["-c", "postgresql://localhost:1/x"], 1, "Cannot reach the database"),
-    (["--tasks", "nowhere"], 1, "There are no tasks: nowhere does not exist."),
+    (["--tasks", "nowhere"], 1, "nowhere does not exist. Make that folder"),
     (["--once", "--watch"], 2, "--once and --watch cannot be combined."),
     (["--schema-only", "--watch"], 2, "--watch and --schema-only cannot be combined."),
     (["--once", "--schema-only"], 2, "--once and --schema-only cannot be combined."),

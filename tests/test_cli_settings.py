@@ -73,6 +73,10 @@ def test_a_file_of_its_own_is_preferred_and_one_can_be_named(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("file", "says"),
     [
+        ("concurrency = 3", "there is no setting 'concurrency'. Did you mean jobs?"),
+        ("[tool.graphile-worker]", "Did you mean the keys without [tool.graphile-worker]"),
+        ("poll_interval = 0", "poll_interval is 0; it must be more than 0."),
+        ("shutdown_grace = 5", "shutdown_grace is 5; it must be a number with a unit: 500ms, 2s, 5m or 1h."),
         ("job = 3", "graphile-worker.toml: there is no setting 'job'. Did you mean jobs?"),
         ("colour = 3", "there is no setting 'colour'. There are: connection, crontab, jobs"),
         ("jobs = 0", "graphile-worker.toml: jobs is 0; it must be an integer from 1 to 100,000."),
@@ -93,6 +97,17 @@ def test_a_wrong_file_says_what_is_wrong(tmp_path: Path, file: str, says: str) -
     with pytest.raises(ConfigurationError) as caught:
         gather({}, environment={}, folder=tmp_path)
     assert says in str(caught.value)
+
+
+def test_a_pyproject_without_our_table_is_no_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "pyproject.toml"
+    file.write_text("[tool.other]\n")
+    assert gather({}, environment={}, folder=tmp_path)["jobs"].source == "default"
+    with pytest.raises(ConfigurationError, match=r"has no table \[tool.graphile-worker\]"):
+        gather({}, str(file), environment={}, folder=tmp_path)
+    file.write_text("[tool.graphile_worker]\njobs = 2\n")
+    with pytest.raises(ConfigurationError, match="with a hyphen"):
+        gather({}, environment={}, folder=tmp_path)
 
 
 def test_a_wrong_variable_is_named(tmp_path: Path) -> None:

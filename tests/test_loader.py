@@ -84,6 +84,9 @@ def test_files_that_can_be_executed_are_tasks_and_others_are_not(
     assert list(tasks) == ["backup", "linked"]
     assert isinstance(tasks["backup"], Executable)
     assert tasks["backup"].path == script
+    write(here / "tasks/forgotten.sh", "#!/bin/sh")
+    assert list(load_tasks("tasks")) == ["backup", "linked"]
+    assert "forgotten.sh is ignored: it cannot be executed. Try: chmod +x tasks/forgotten.sh" in caplog.text
     assert "README.md is ignored: it is neither Python" in caplog.text
     assert "what is this.sh is ignored: its name cannot be that of a task" in caplog.text
 
@@ -148,12 +151,20 @@ def test_in_a_module_the_decorator_and_all_choose(here: Path) -> None:
         ("bad = 3", "tasks/bad.py has no task"),
         (
             "from graphile_worker import task\n@task\ndef a(p): ...\n@task\ndef b(p): ...",
-            'tasks/bad.py has 2 tasks without a name. Name them: @task("bad/first").',
+            'tasks/bad.py has more than one task without a name. Name the others: @task("bad/other").',
         ),
+        ("from graphile_worker import task\n@task\ndef a(p): ...\ndef bad(p): ...", "more than one task"),
+        (
+            "\nimport broken",
+            "tasks/bad.py, line 2, in broken.py, line 2: ZeroDivisionError: division by zero",
+        ),
+        ("import wrong", "tasks/bad.py, line 1, in wrong.py, line 1: SyntaxError: "),
     ],
 )
 def test_a_file_that_cannot_be_loaded_is_named_with_its_line(here: Path, text: str, says: str) -> None:
     write(here / "tasks/bad.py", text)
+    write(here / "broken.py", "def f(): return\\\n  1 / 0\nf()")
+    write(here / "wrong.py", "def")
     for _ in range(2):  # and it is no better the second time
         with pytest.raises(ConfigurationError) as caught:
             load_tasks("tasks")
@@ -161,7 +172,7 @@ def test_a_file_that_cannot_be_loaded_is_named_with_its_line(here: Path, text: s
 
 
 def test_nothing_to_load_says_what_to_do(here: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"tasks does not exist\. Make that folder"):
+    with pytest.raises(ConfigurationError, match=rf"{here}/tasks does not exist\. Make that folder"):
         load_tasks("tasks")
     (here / "tasks").mkdir()
     with pytest.raises(ConfigurationError, match=r"For a task hello, add hello\.py to it"):
@@ -194,7 +205,7 @@ def test_a_mapping_of_a_module(here: Path) -> None:
         "shop.jobs": "it must look like module:tasks",
         "shop.job:tasks": "There is no module shop.job.",
         "shop.jobs:task": "The module shop.jobs has no task. Did you mean tasks?",
-        "shop.jobs:tasks": "shop.jobs:tasks is a int; it must be a mapping",
+        "shop.jobs:tasks": "must be a mapping of task identifiers to functions, not a 'int'.",
     }.items():
         with pytest.raises(ConfigurationError) as caught:
             load_mapping(target)

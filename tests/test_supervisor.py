@@ -187,3 +187,16 @@ class TestWatch:
             await running.until("version 3")
             running.send(signal.SIGTERM)
             assert await running.end() == -signal.SIGTERM
+
+    async def test_code_that_does_not_load_at_the_start_is_waited_for(
+        self, db: asyncpg.Connection, database: str, folder: Path
+    ) -> None:
+        (folder / "tasks/version.py").write_text("def version(payload:")
+        async with command(folder, database, "--watch") as running:
+            await running.until("The new code does not start; waiting for a change")
+            (folder / "tasks/version.py").write_text(VERSION.format(4))
+            await running.until("Worker connected")
+            await add(db, "version")
+            await running.until("version 4")
+            running.send(signal.SIGTERM)
+            assert await running.end() == -signal.SIGTERM

@@ -55,7 +55,10 @@ class Executable:
                 start_new_session=True,
             )
         except OSError as error:
-            raise TaskError(f"{self.path} cannot be run: {error.strerror or error}.") from error
+            raise TaskError(
+                f"{self.path} cannot be run: {error.strerror or error}. Does its first line name a program "
+                "that is here, for example #!/bin/sh?"
+            ) from None
         try:
             process.tell(encode_payload({"payload": payload}))
             async with asyncio.timeout(self._longest):

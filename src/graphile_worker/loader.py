@@ -50,8 +50,11 @@ def load_tasks(path: str | os.PathLike[str]) -> Functions:
         ConfigurationError: Nothing is there, or something cannot be loaded: then it names file and line.
     """
     where = Path(path).absolute()
-    if not where.exists() and (module := where.with_name(f"{where.name}.py")).is_file():
+    module = where.with_name(f"{where.name}.py")
+    if module.is_file() and not where.exists():
         where = module
+    elif module.is_file() and where.is_dir():
+        logger.warning("%s is ignored: the tasks are those of the folder %s", _shown(module), _shown(where))
     importlib.invalidate_caches()  # files may be newer than what the import system knows
     if where.is_dir():
         found = _load_folder(where)
@@ -59,8 +62,8 @@ def load_tasks(path: str | os.PathLike[str]) -> Functions:
         found = _load_module(where)
     else:
         raise ConfigurationError(
-            f"There are no tasks: {_shown(where)} does not exist. Make that folder, with a file for each "
-            "task, or name another."
+            f"There are no tasks: {where} does not exist. Make that folder, with a file for each task, or "
+            "name another."
         )
     if not found:
         raise ConfigurationError(
@@ -86,7 +89,7 @@ def load_mapping(target: str) -> Mapping[str, Callable[..., Any]]:
         value = getattr(value, name)
     if not isinstance(value, Mapping):
         raise ConfigurationError(
-            f"{target} is a {type(value).__name__}; it must be a mapping of task identifiers to functions."
+            f"{target} must be a mapping of task identifiers to functions, not a {type(value).__name__!r}."
         )
     return value
 
@@ -140,8 +143,18 @@ def _files(folder: Path, parents: tuple[str, ...]) -> Iterator[tuple[Path, tuple
             logger.info("%s is ignored: it is no file, or a link to a folder", _shown(path))
         elif extensions == ["py"] or (extensions[-1:] != ["py"] and path.stat().st_mode & stat.S_IXUSR):
             yield path, (*parents, name)
+        elif _is_script(path):
+            logger.warning("%s is ignored: it cannot be executed. Try: chmod +x %s", *[_shown(path)] * 2)
         else:
             logger.debug("%s is ignored: it is neither Python nor can it be executed", _shown(path))
+
+
+def _is_script(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:
+        return False
 
 
 def _tasks_of_file(module: ModuleType, identifier: str, file: Path) -> Functions:
@@ -159,9 +172,10 @@ def _tasks_of_file(module: ModuleType, identifier: str, file: Path) -> Functions
             f"{_shown(file)} has no task: give it a function {function}(payload), or one with @task. If it "
             f"is not meant to have one, let its name begin with an underscore: _{file.name}."
         )
-    if len(unnamed) > 1 and candidates is unnamed:
+    if any(thing is not candidates[0] for thing in unnamed):
         raise ConfigurationError(
-            f'{_shown(file)} has {len(unnamed)} tasks without a name. Name them: @task("{identifier}/first").'
+            f"{_shown(file)} has more than one task without a name. Name the others: "
+            f'@task("{identifier}/other").'
         )
     if candidates and candidates[0] not in found.values():
         found[identifier] = candidates[0]
@@ -229,6 +243,7 @@ def _import(name: str, file: Path) -> ModuleType:
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
+        logger.debug("%s cannot be imported", _shown(file), exc_info=True)
         raise ConfigurationError(f"{_place(error, file)}: {_what(error)}") from error
 
 
@@ -257,11 +272,16 @@ class _Finder(MetaPathFinder):
 
 def _place(error: BaseException, file: Path) -> str:
     """Where in the file it went wrong."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{_shown(Path(error.filename))}, line {error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == str(file)]
-    return f"{_shown(file)}, line {lines[-1]}" if lines else _shown(file)
+    places = [(frame.filename, frame.lineno) for frame in frames if not frame.filename.startswith("<frozen ")]
+    if isinstance(error, SyntaxError) and error.filename:
+        places.append((error.filename, error.lineno))
+    own = [line for name, line in places if name == str(file)]
+    if not own:
+        return _shown(file)
+    name, line = places[-1]
+    deeper = "" if name == str(file) else f", in {_shown(Path(name))}, line {line}"
+    return f"{_shown(file)}, line {own[-1]}{deeper}"
 
 
 def _what(error: BaseException) -> str:

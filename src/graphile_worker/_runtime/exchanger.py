@@ -36,7 +36,7 @@ class OutageError(Exception):
     def __init__(
         self, why: BaseException, *, unknown: bool, error: GraphileWorkerError | None = None
     ) -> None:
-        super().__init__(str(why).rstrip(".") or type(why).__name__)
+        super().__init__(str(why).rstrip(".?") or type(why).__name__)
         self.error = error
         """The same, for somebody who does not want to wait."""
         self.unknown = unknown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -10,11 +11,13 @@ from graphile_worker import events as event
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from types import TracebackType
 
     from graphile_worker.emitter import Events
     from graphile_worker.logs import ScopedLogger
 
 _MOST_PER_SECOND = 50
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 class JobLog:
@@ -78,15 +81,17 @@ class JobLog:
     def _failure(self, failed: event.JobFailure) -> None:
         job = failed.job
         last = job.attempts >= job.max_attempts
+        traceback = _without_ours(failed.error)
         self._logger.error(
-            "Job %d failed (%s, %.2f ms, attempt %d of %d%s)",
+            "Job %d failed (%s, %.2f ms, attempt %d of %d%s)%s",
             job.id,
             job.task_identifier,
             failed.duration * 1000,
             job.attempts,
             job.max_attempts,
             ": no more attempts" if last else "",
-            exc_info=failed.error,
+            "" if traceback else f": {failed.error}",
+            exc_info=(type(failed.error), failed.error, traceback) if traceback else None,
             extra=_about(failed),
         )
 
@@ -108,6 +113,14 @@ class JobLog:
             job.task_identifier,
             extra=_about(lost),
         )
+
+
+def _without_ours(error: BaseException) -> TracebackType | None:
+    """Its traceback from the task on; None if it does not come from the task."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        traceback = traceback.tb_next
+    return traceback
 
 
 def _about(

@@ -107,10 +107,12 @@ class Notifier(Service):
             self.logger.info("The listening connection is lost (%s); connecting again", error)
         elif not self._complained:
             self._complained = True
+            hint = ""
+            if isinstance(error, DeafError):
+                hint = " If there is a PgBouncer in between, listen on a direct connection, or not at all."
+            reason = str(error).rstrip(".?")
             self.logger.warning(
-                "Notifications of new jobs do not arrive (%s), so the queue is polled. If there is a "
-                "PgBouncer in between, pass listen_dsn with a direct connection, or listen=False.",
-                error,
+                "Notifications of new jobs do not arrive (%s), so the queue is polled.%s", reason, hint
             )
         deaf = isinstance(error, DeafError) and not heard
         return _DEAF_INTERVAL * random.uniform(0.5, 1.0) if deaf else pause_after(self._attempts)  # noqa: S311

@@ -8,6 +8,7 @@ import sys
 
 import click
 
+from graphile_worker.cli import logs
 from graphile_worker.cli.command import command
 from graphile_worker.cli.exits import end_by
 from graphile_worker.errors import GraphileWorkerError
@@ -21,7 +22,7 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except GraphileWorkerError as error:
-        click.echo(f"Error: {error}", err=True)
+        logs.report(error)
         sys.exit(1)
     except (click.Abort, KeyboardInterrupt):
         end_by(signal.SIGINT)

@@ -58,7 +58,8 @@ def _as_json(job: Job) -> str:
 
 def _as_line(job: Job) -> str:
     queue = f" in {job.queue_name}" if job.queue_name else ""
+    worker = f", locked by {job.locked_by}" if job.locked_by else ""
     error = f": {job.last_error.splitlines()[0]}" if job.last_error else ""
     run_at = job.run_at.isoformat(sep=" ", timespec="seconds")
     tries = f"{job.attempts}/{job.max_attempts}"
-    return f"{job.id:>8}  {job.state:<9}  {run_at}  {tries:>6}  {job.task_identifier}{queue}{error}"
+    return f"{job.id:>8}  {job.state:<9}  {run_at}  {tries:>6}  {job.task_identifier}{queue}{worker}{error}"

@@ -6,7 +6,17 @@ import json
 import logging
 from datetime import UTC, datetime
 
+import click
+
 _ABOUT = ("label", "worker_id", "task_identifier", "job_id")
+
+
+def report(error: Exception) -> None:
+    """The error that ends the command."""
+    if any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers):
+        logging.getLogger("graphile_worker").critical("%s", error)
+    else:
+        click.echo(f"Error: {error}", err=True)
 
 
 def configure(level: str, form: str, *, one_of_several: bool = False) -> None:
@@ -14,6 +24,8 @@ def configure(level: str, form: str, *, one_of_several: bool = False) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter(with_process=one_of_several))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(capture=True)
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)  # we say it ourselves
 
 
 class TextFormatter(logging.Formatter):
@@ -25,6 +37,14 @@ class TextFormatter(logging.Formatter):
     def __init__(self, *, with_process: bool) -> None:
         process = " [%(process)d]" if with_process else ""
         super().__init__(f"%(asctime)s{process} %(levelname)-5s %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as a line; what a task says begins with its job."""
+        text = super().format(record)
+        job_id, task = getattr(record, "job_id", None), getattr(record, "task_identifier", None)
+        if job_id is None or f"ob {job_id} " in record.getMessage():
+            return text
+        return text.replace(record.getMessage(), f"[{task} {job_id}] {record.getMessage()}", 1)
 
 
 class JsonFormatter(logging.Formatter):

@@ -43,6 +43,8 @@ def run_worker(
 ) -> None:
     """Do what the flags say: run a worker, or several, or only install or clean up."""
     _refuse_together(once=once, watch=watch, schema_only=schema_only, cleanup=bool(cleanup))
+    if tasks_of is not None and settings["tasks"].source == "--tasks":
+        raise click.UsageError(f"Name the tasks by {tasks_of} or by --tasks, not by both.")
     control = Control.of_parent()
     level, form = settings["log_level"].value, settings["log_format"].value
     logs.configure(level, form, one_of_several=control is not None)
@@ -102,7 +104,8 @@ def _obey(control: Control, runner: Runner, grace: float) -> None:
 
 
 async def _run_once(settings: Mapping[str, Value], tasks: Tasks) -> int:
-    await run_once(tasks, **_of_both(settings))
+    drained = await run_once(tasks, **_of_both(settings))
+    logger.info("Nothing is left to run: %d jobs done, %d failed", drained.done, drained.failed)
     return 0
 
 

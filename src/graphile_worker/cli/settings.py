@@ -26,10 +26,17 @@ PREFIX = "GRAPHILE_WORKER_"
 _OF_JOBS = ("DEBUG", "CONTROL", "PAYLOAD_FORMAT", "TASK_IDENTIFIER", "JOB_")
 """Variables that are no settings: a program that is a task has them."""
 _MOST = 100_000
+_OTHER_NAMES = {
+    "concurrency": "jobs",
+    "connection": "DATABASE_URL",
+    "database_url": "connection",
+    "dsn": "connection",
+    "tool": "the keys without [tool.graphile-worker], which only pyproject.toml needs",
+}
 _ON = ("true", "1", "on", "yes")
 _OFF = ("false", "0", "off", "no")
-_UNITS = {"": 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
 
 
 def text(value: object) -> str:
@@ -53,18 +60,28 @@ def count(least: int) -> Read:
 
 
 def duration(value: object) -> float:
-    """Seconds, from milliseconds or from a number with a unit.
+    """Seconds, from a number with a unit.
 
-    >>> duration("2s"), duration(500)
+    >>> duration("2s"), duration("500ms")
     (2.0, 0.5)
     """
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError("milliseconds, or a number with a unit: 500ms, 2s, 5m or 1h")  # noqa: TRY004 - the same
-    match = _DURATION.fullmatch(str(value).strip())
+    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
-        raise ValueError("milliseconds, or a number with a unit: 500ms, 2s, 5m or 1h")
+        raise ValueError("a number with a unit: 500ms, 2s, 5m or 1h")
     number, unit = match.groups()
     return float(number) * _UNITS[unit]
+
+
+def interval(value: object) -> float:
+    """The same, but not nothing; without a unit it is milliseconds, as Graphile Worker has it."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    try:
+        found = duration(f"{value}ms" if is_number or str(value).strip().isdecimal() else value)
+    except ValueError as error:
+        raise ValueError(f"milliseconds, or {error}") from None
+    if found <= 0:
+        raise ValueError("more than 0")
+    return found
 
 
 def switch(value: object) -> bool:
@@ -123,7 +140,7 @@ SETTINGS = (
     ),
     Setting(
         name="tasks", flags=("--tasks",), read=text, default="tasks", metavar="PATH",
-        help="Folder, or module, with the tasks.",
+        help="Folder, or .py file, with the tasks.",
     ),
     Setting(
         name="crontab", flags=("--crontab",), read=text, default="crontab", metavar="PATH",
@@ -142,8 +159,8 @@ SETTINGS = (
         help="How many connections tasks may use.",
     ),
     Setting(
-        name="poll_interval", flags=("--poll-interval",), read=duration, default=2.0, metavar="TIME",
-        help="How often to look, if nothing is heard: 2000 or 2s.",
+        name="poll_interval", flags=("--poll-interval",), read=interval, default=2.0, metavar="TIME",
+        help="How often to look if nothing is heard: 2s.",
     ),
     Setting(
         name="prefetch", flags=("--prefetch",), read=count(0), default=0, metavar="N",
@@ -236,7 +253,10 @@ def _read(setting: Setting, raw: object, source: str) -> Value:
 def _read_file(named: str | None, folder: Path) -> tuple[Path, Mapping[str, object]]:
     if named is not None:
         path = Path(named)
-        return path, _table(path, _parse(path))
+        table = _table(path, _parse(path))
+        if not table and path.name == PYPROJECT:
+            raise ConfigurationError(f"{path} has no table [tool.graphile-worker].")
+        return path, table
     for name in (FILE, PYPROJECT):
         path = folder / name
         if path.is_file():
@@ -259,7 +279,10 @@ def _table(path: Path, content: Mapping[str, Any]) -> Mapping[str, object]:
     """Our table of a pyproject.toml, or all of another file."""
     if path.name != PYPROJECT:
         return content
-    table = content.get("tool", {}).get("graphile-worker", {})
+    tools = content.get("tool", {})
+    if "graphile_worker" in tools:
+        raise ConfigurationError(f"{path}: write [tool.graphile-worker], with a hyphen.")
+    table = tools.get("graphile-worker", {})
     if not isinstance(table, dict):
         raise ConfigurationError(f"{path}: tool.graphile-worker must be a table.")
     return table
@@ -267,5 +290,8 @@ def _table(path: Path, content: Mapping[str, Any]) -> Mapping[str, object]:
 
 def _hint(name: str, known: Iterable[str]) -> str:
     known = list(known)
+    simple = name.removeprefix(PREFIX).replace("-", "_").lower()
+    if simple in _OTHER_NAMES:
+        return f"Did you mean {_OTHER_NAMES[simple]}?"
     near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
     return f"Did you mean {near[0]}?" if near else f"There are: {', '.join(sorted(known))}."

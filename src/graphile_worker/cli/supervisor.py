@@ -18,7 +18,7 @@ from graphile_worker.cli.exits import BREAKING_MIGRATION, end_by
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 _LONG_LIFE = 60.0
@@ -189,20 +189,18 @@ class _Supervisor:
         for number in _SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._signalled, number)
-        current, status = self._begin(), 0
-        watching = asyncio.create_task(self._watch(watched, current)) if watched else None
+        if watched:
+            await self._watch_until_told(watched)
+        else:
+            self._begin()
+        status = 0
         while self._running:
             done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 generation = self._running.pop(task)
                 task.result()
-                # Newer code that does not start is reported, and the older one goes on.
-                status = status or (0 if self._running else generation.status)
-                if generation.status == BREAKING_MIGRATION:
-                    status = generation.status
-        if watching is not None:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+                if not watched or generation.status == BREAKING_MIGRATION:
+                    status = status or generation.status
         return -self._signal or (status if status >= 0 else 128 - status)
 
     def _begin(self) -> _Generation:
@@ -210,15 +208,42 @@ class _Supervisor:
         self._running[asyncio.create_task(generation.run())] = generation
         return generation
 
-    async def _watch(self, paths: Sequence[Path], current: _Generation) -> None:
-        async for names in changes(paths):
-            logger.info("%s changed", ", ".join(sorted(names)))
-            newer = self._begin()
-            if await newer.begun:
+    async def _watch_until_told(self, paths: Sequence[Path]) -> None:
+        tasks = [asyncio.create_task(self._watch(paths)), asyncio.create_task(self.stopping.wait())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if tasks[0] in done:
+                self.stop(signal.SIGTERM)
+                tasks[0].result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self, paths: Sequence[Path]) -> None:
+        occasions = changes(paths)
+        occasion = asyncio.ensure_future(anext(occasions))  # what changes during the start counts too
+        try:
+            current = await self._renew(None)
+            while True:
+                logger.info("%s changed", ", ".join(sorted(await occasion)))
+                occasion = asyncio.ensure_future(anext(occasions))
+                current = await self._renew(current)
+        finally:
+            occasion.cancel()
+            await asyncio.gather(occasion, return_exceptions=True)
+
+    async def _renew(self, current: _Generation | None) -> _Generation | None:
+        """Start the code as it is now; if that works it replaces what runs."""
+        newer = self._begin()
+        if await newer.begun:
+            if current is not None:
                 current.retire()
-                current = newer
-            elif not self.stopping.is_set():
-                logger.error("The new code does not start; the old one goes on")
+            return newer
+        if not self.stopping.is_set():
+            what_now = "the old one goes on" if current else "waiting for a change"
+            logger.error("The new code does not start; %s", what_now)
+        return current
 
     def _signalled(self, number: int) -> None:
         self._signal = self._signal or number
@@ -232,7 +257,7 @@ class _Supervisor:
                 child.send(number)
 
 
-async def changes(paths: Sequence[Path]) -> AsyncIterator[set[str]]:
+async def changes(paths: Sequence[Path]) -> AsyncGenerator[set[str], None]:
     """Names of files that changed, again and again."""
     from watchfiles import awatch  # noqa: PLC0415
 
