@@ -122,8 +122,10 @@ class _Generation:
 
     async def run(self) -> None:
         """Until all have ended, and none is to be started again."""
-        await asyncio.gather(*(self._keep(slot) for slot in range(self._count)))
-        self._begin(begun=False)
+        try:
+            await asyncio.gather(*(self._keep(slot) for slot in range(self._count)))
+        finally:
+            self._begin(begun=False)
 
     def retire(self) -> None:
         """There is newer code: finish, and be gone."""
