@@ -100,7 +100,7 @@ async def test_one_that_dies_is_started_again(db: asyncpg.Connection, database: 
     async with command(folder, database, "--processes", "2") as running:
         await running.until("Worker connected", 2)
         children(running)[0].kill()
-        await running.until("was killed by SIGKILL; another one in")
+        await running.until("A worker process was killed by SIGKILL; another one in")
         await running.until("Worker connected", 3)
         await add(db, "version")
         await running.until("version 1")
@@ -200,3 +200,56 @@ class TestWatch:
             await running.until("version 4")
             running.send(signal.SIGTERM)
             assert await running.end() == -signal.SIGTERM
+
+    async def test_files_that_are_replaced_and_folders_made_anew_are_still_seen(
+        self, db: asyncpg.Connection, database: str, tmp_path: Path
+    ) -> None:
+        async def save(number: int) -> None:
+            (tmp_path / "new").write_text(VERSION.format(number))
+            (tmp_path / "new").rename(tmp_path / "tasks.py")
+
+        await save(1)
+        async with command(tmp_path, database, "--watch") as running:
+            await running.until("Worker connected")
+            for number in (2, 3, 4):
+                await save(number)
+                await running.until("There is newer code: finishing what runs", number - 1)
+                await add(db, "version")
+                await running.until(f"version {number}")
+            running.send(signal.SIGTERM)
+            assert await running.end() == -signal.SIGTERM
+
+    async def test_code_that_hangs_is_given_up_at_the_next_change(
+        self, db: asyncpg.Connection, database: str, folder: Path
+    ) -> None:
+        async with command(folder, database, "--watch") as running:
+            await running.until("Worker connected")
+            (folder / "tasks/version.py").write_text(
+                "print('hangs', flush=True)\nimport time\ntime.sleep(1000)"
+            )
+            await running.until("hangs")
+            (folder / "tasks/version.py").write_text(VERSION.format(5))
+            await running.until("There is newer code: finishing what runs")
+            await add(db, "version")
+            await running.until("version 5")
+            running.send(signal.SIGTERM)
+            assert await running.end() == -signal.SIGTERM
+
+
+async def test_the_third_signal_kills_what_does_not_listen(
+    db: asyncpg.Connection, database: str, folder: Path
+) -> None:
+    (folder / "tasks/deaf.py").write_text(
+        "import signal, time\n"
+        "async def deaf(payload):\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "    print('hears nothing', flush=True)\n"
+        "    time.sleep(1000)\n"
+    )
+    await add(db, "deaf")
+    async with command(folder, database, "--processes", "2") as running:
+        await running.until("hears nothing")
+        for _ in range(3):
+            running.send(signal.SIGTERM)
+            await asyncio.sleep(0.2)
+        assert await running.end() == -signal.SIGTERM

@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphile_worker._runtime.service import pause_after
 from graphile_worker.cli.control import FINISH, VARIABLE
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 _LONG_LIFE = 60.0
+_LOOK_AGAIN = 0.2
+_DEADLY = 3
 logger = logging.getLogger("graphile_worker")
 
 
@@ -48,13 +50,14 @@ class _Child:
     async def start(cls) -> _Child:
         """Start one, with the flags that we were given.
 
-        It writes no bytecode: of a file that is changed twice in a second the first one would be kept.
+        It writes no bytecode: of a file that is changed twice in a second the first one would be kept. And
+        the current folder is not the first place where it looks for modules of the standard library.
         """
         its_end, to = os.pipe()
         of, its_other_end = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-B", "-m", "graphile_worker", *sys.argv[1:],
+                sys.executable, "-B", "-P", "-m", "graphile_worker", *sys.argv[1:],
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(its_end, its_other_end),
                 env={**os.environ, VARIABLE: f"{its_end},{its_other_end}"},
@@ -81,7 +84,9 @@ class _Child:
             os.write(self._to, FINISH)
 
     def send(self, number: int) -> None:
-        """Send it a signal."""
+        """Send it a signal; one that is only starting has no better answer to Ctrl-C than a traceback."""
+        if number == signal.SIGINT and not self.ready.is_set():
+            number = signal.SIGTERM
         with suppress(ProcessLookupError):
             self._process.send_signal(number)
 
@@ -99,26 +104,24 @@ class _Child:
 
 
 class _Generation:
-    """Processes with the same code."""
+    """Processes with the same code.
 
-    def __init__(self, supervisor: _Supervisor, count: int, *, once: bool) -> None:
-        self._supervisor = supervisor
+    Args:
+        count: How many.
+        once: Whether they end by themselves.
+        is_newer: Whether others run that it is to replace: then all of them must start.
+    """
+
+    def __init__(self, count: int, *, once: bool, is_newer: bool) -> None:
         self._once = once
-        self._slots: list[_Child | None] = [None] * count
+        self._is_newer = is_newer
+        self._children: dict[int, _Child] = {}
         self._count = count
-        self._ready = 0
-        self.retired = False
+        self._ready: set[int] = set()
+        self._over = asyncio.Event()
         self.begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         """Whether all of them take jobs; False if they cannot even start."""
         self.status = 0
-
-    @property
-    def children(self) -> list[_Child]:
-        """Those that live."""
-        return [child for child in self._slots if child is not None]
-
-    def _is_over(self) -> bool:
-        return self.retired or self._supervisor.stopping.is_set()
 
     async def run(self) -> None:
         """Until all have ended, and none is to be started again."""
@@ -129,48 +132,56 @@ class _Generation:
 
     def retire(self) -> None:
         """There is newer code: finish, and be gone."""
-        self.retired = True
-        for child in self.children:
+        self._over.set()
+        for child in self._children.values():
             child.finish()
+
+    def stop(self, number: int) -> None:
+        """Stop them with that signal."""
+        self._over.set()
+        for child in self._children.values():
+            child.send(number)
 
     async def _keep(self, slot: int) -> None:
         """One process after another, until it is enough."""
         failures = 0
-        while not self._is_over():
-            child = self._slots[slot] = await _Child.start()
-            if self._is_over():  # nobody could tell it while it was being started
-                child.send(signal.SIGTERM)
-            announcing = asyncio.create_task(self._announce(child))
-            status = await child.wait()
-            announcing.cancel()
-            self._slots[slot] = None
-            if self._is_over() or (self._once and status == 0):
+        while not self._over.is_set():
+            since = monotonic()
+            status = await self._run_one(slot)
+            if self._over.is_set() or (self._once and status == 0):
                 break
-            could_not_start = status > 0 and not self.begun.done()
+            could_not_start = status > 0 and not (self.begun.done() if self._is_newer else self._ready)
             if status == BREAKING_MIGRATION or self._once or could_not_start:
-                self._fail(status)
+                self.status = self.status or status
+                self.stop(signal.SIGTERM)
                 break
-            failures = 1 if monotonic() - child.since > _LONG_LIFE else failures + 1
+            failures = 1 if monotonic() - since > _LONG_LIFE else failures + 1
             pause = pause_after(failures)
-            logger.error("%s %s; another one in %.1f s", child, _how(status), pause)
+            logger.error("A worker process %s; another one in %.1f s", _how(status), pause)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await self._supervisor.stopping.wait()
+                    await self._over.wait()
 
-    async def _announce(self, child: _Child) -> None:
-        await child.ready.wait()
-        self._ready += 1
-        if self._ready >= self._count:
-            self._begin(begun=True)
-
-    def _fail(self, status: int) -> None:
-        self.status = self.status or status
-        self.retired = True
-        for child in self.children:
+    async def _run_one(self, slot: int) -> int:
+        try:
+            child = self._children[slot] = await _Child.start()
+        except OSError as error:
+            logger.error("A worker process cannot be started: %s", error)  # noqa: TRY400 - no traceback
+            return 1
+        if self._over.is_set():  # nobody could tell it while it was being started
             child.send(signal.SIGTERM)
-        self._begin(begun=False)
-        if status == BREAKING_MIGRATION:
-            self._supervisor.stop(signal.SIGTERM)
+        announcing = asyncio.create_task(self._announce(slot, child))
+        try:
+            return await child.wait()
+        finally:
+            announcing.cancel()
+            del self._children[slot]
+
+    async def _announce(self, slot: int, child: _Child) -> None:
+        await child.ready.wait()
+        self._ready.add(slot)
+        if len(self._ready) == self._count:
+            self._begin(begun=True)
 
     def _begin(self, *, begun: bool) -> None:
         if not self.begun.done():
@@ -182,8 +193,8 @@ class _Supervisor:
         self._count = count
         self._once = once
         self._running: dict[asyncio.Task[None], _Generation] = {}
-        self._signal = 0
-        self.stopping = asyncio.Event()
+        self._signals: list[int] = []
+        self._stopping = asyncio.Event()
 
     async def run(self, watched: Sequence[Path]) -> int:
         """Until all have ended; returns an exit status, negative if we were ended by a signal."""
@@ -194,77 +205,120 @@ class _Supervisor:
         if watched:
             await self._watch_until_told(watched)
         else:
-            self._begin()
+            self._begin(is_newer=False)
         status = 0
         while self._running:
             done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 generation = self._running.pop(task)
                 task.result()
+                # Under --watch code that does not start is reported, and is no reason to end.
                 if not watched or generation.status == BREAKING_MIGRATION:
                     status = status or generation.status
-        return -self._signal or (status if status >= 0 else 128 - status)
+        if self._signals:
+            return -self._signals[0]
+        return status if status >= 0 else 128 - status
 
-    def _begin(self) -> _Generation:
-        generation = _Generation(self, self._count, once=self._once)
-        self._running[asyncio.create_task(generation.run())] = generation
+    def _begin(self, *, is_newer: bool) -> _Generation:
+        generation = _Generation(self._count, once=self._once, is_newer=is_newer)
+        self._running[asyncio.create_task(self._run(generation))] = generation
         return generation
 
+    async def _run(self, generation: _Generation) -> None:
+        await generation.run()
+        if generation.status == BREAKING_MIGRATION:
+            self._stop(signal.SIGTERM)
+
     async def _watch_until_told(self, paths: Sequence[Path]) -> None:
-        tasks = [asyncio.create_task(self._watch(paths)), asyncio.create_task(self.stopping.wait())]
+        watching = asyncio.create_task(self._watch(paths))
+        told = asyncio.create_task(self._stopping.wait())
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if tasks[0] in done:
-                self.stop(signal.SIGTERM)
-                tasks[0].result()
+            await asyncio.wait([watching, told], return_when=asyncio.FIRST_COMPLETED)
+            if watching.done() and not told.done():
+                logger.error("Files are not watched any more: %s", watching.exception())
+                await told
         finally:
-            for task in tasks:
+            for task in (watching, told):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(watching, told, return_exceptions=True)
 
     async def _watch(self, paths: Sequence[Path]) -> None:
         occasions = changes(paths)
         occasion = asyncio.ensure_future(anext(occasions))  # what changes during the start counts too
+        current: _Generation | None = None
+        newer: _Generation | None = self._begin(is_newer=False)
         try:
-            current = await self._renew(None)
             while True:
-                logger.info("%s changed", ", ".join(sorted(await occasion)))
-                occasion = asyncio.ensure_future(anext(occasions))
-                current = await self._renew(current)
+                awaited: list[asyncio.Future[Any]] = [occasion]
+                if newer is not None:
+                    awaited.append(newer.begun)
+                await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+                if newer is not None and newer.begun.done():
+                    current, newer = self._replaced(current, newer), None
+                else:
+                    logger.info("%s changed", ", ".join(sorted(occasion.result())))
+                    occasion = asyncio.ensure_future(anext(occasions))
+                    if newer is not None:  # it has not even started
+                        newer.stop(signal.SIGTERM)
+                    newer = self._begin(is_newer=current is not None)
         finally:
             occasion.cancel()
             await asyncio.gather(occasion, return_exceptions=True)
+            await occasions.aclose()
 
-    async def _renew(self, current: _Generation | None) -> _Generation | None:
-        """Start the code as it is now; if that works it replaces what runs."""
-        newer = self._begin()
-        if await newer.begun:
+    def _replaced(self, current: _Generation | None, newer: _Generation) -> _Generation | None:
+        """What is to run from now on."""
+        if newer.begun.result():
             if current is not None:
                 current.retire()
             return newer
-        if not self.stopping.is_set():
+        if not self._stopping.is_set():
             what_now = "the old one goes on" if current else "waiting for a change"
             logger.error("The new code does not start; %s", what_now)
         return current
 
     def _signalled(self, number: int) -> None:
-        self._signal = self._signal or number
-        self.stop(number)
+        self._signals.append(number)
+        self._stop(signal.SIGKILL if len(self._signals) >= _DEADLY else number)
 
-    def stop(self, number: int) -> None:
+    def _stop(self, number: int) -> None:
         """Tell all to stop, as we were told."""
-        self.stopping.set()
+        self._stopping.set()
         for generation in self._running.values():
-            for child in generation.children:
-                child.send(number)
+            generation.stop(number)
 
 
 async def changes(paths: Sequence[Path]) -> AsyncGenerator[set[str], None]:
-    """Names of files that changed, again and again."""
-    from watchfiles import awatch  # noqa: PLC0415
+    """Names of files that changed, again and again; what is replaced by another is watched anew."""
+    from watchfiles import PythonFilter, awatch  # noqa: PLC0415
 
-    async for changed in awatch(*paths):
-        yield {Path(path).name for _kind, path in changed}
+    only_python = PythonFilter() if Path.cwd() in paths else None
+    while True:
+        identities = {path: _identity(path) for path in paths}
+        existing = [path for path, identity in identities.items() if identity]
+        if not existing:
+            await asyncio.sleep(_LOOK_AGAIN)
+            if any(map(_identity, paths)):
+                yield {path.name for path in paths if _identity(path)}
+            continue
+        async for changed in awatch(*existing, watch_filter=only_python or _anything):
+            yield {Path(path).name for _kind, path in changed}
+            if identities != {path: _identity(path) for path in paths}:
+                break
+
+
+def _anything(_change: object, path: str) -> bool:
+    """Programs may have any name; what Python and editors write beside them is nothing."""
+    name = Path(path).name
+    return "__pycache__" not in path and not name.startswith(".") and not name.endswith("~")
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _how(status: int) -> str:
