@@ -206,6 +206,13 @@ MISTAKES = [
     (["-j", "0"], 2, "it must be an integer from 1 to 100,000."),
     (["--poll-interval", "soon"], 2, "it must be milliseconds, or a number with a unit"),
     (["lsit"], 2, "There is no command 'lsit'. Did you mean list?"),
+    (["--once", "config"], 2, "--once is about running a worker; it does nothing with config."),
+    (["--tasks", "tasks/hello.txt"], 1, "hello.txt does not exist"),
+    (
+        ["run", "shop:tasks", "--tasks", "tasks"],
+        2,
+        "by shop:tasks or by --tasks, not by both.",
+    ),
     (["-j", "3", "list"], 2, "--jobs is about running a worker; it does nothing with list."),
     (["list", "-j", "3"], 2, "No such option '-j'"),
     (["--cleanup", "EVERYTHING"], 2, "There is no cleanup 'EVERYTHING'. There are: DELETE_PERMAFAILED_JOBS"),
@@ -280,6 +287,9 @@ async def test_list_prints_every_job_as_json(db: asyncpg.Connection, database: s
         "locked_at": None,
         "flags": ["a", "b"],
     }
+    await db.execute("select graphile_worker.add_job('odd', $1::text::json)", '"\\ud800"')
+    done = await asyncio.to_thread(command, tmp_path, "list", "--json", "-c", database)
+    assert json.loads(done.stdout)[-1]["payload"] == "\ud800"
     plain = await asyncio.to_thread(command, tmp_path, "list", "-c", database)
     assert plain.stdout.splitlines()[0].split()[:2] == [str(job["id"]), "ready"]
 

@@ -54,6 +54,13 @@ def test_the_table_for_people_hides_passwords(tmp_path: Path) -> None:
         ("postgresql://host/x", "postgresql://host/x"),
         ("postgresql://me@host/x", "postgresql://me@host/x"),
         ("embedded:", "embedded:"),
+        ("mine", "mine"),
+        ("postgresql://h/x?sslpassword=s3cret&a=b", "postgresql://h/x?sslpassword=***&a=b"),
+        ("postgresql://h/x?PASSWORD=s3cret@x", "postgresql://h/x?PASSWORD=***"),
+        ("postgresql://[::1]:5432/x", "***"),
+        ("host=h password=s3cret", "***"),
+        ("postgres:/u:s3cret@h/x", "***"),
+        ("postgresql://u:p/w@h/x", "postgresql://u:***@h/x"),
         ("socket:///run/pg?db=x", "socket:///run/pg?db=x"),
     ],
 )

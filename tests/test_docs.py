@@ -193,7 +193,7 @@ async def test_the_page_on_operations(db: asyncpg.Connection, database: str) -> 
         await page.run()
         assert (await utils.stats()).total == 50
         [held] = await utils.list_jobs(limit=1)
-        await lock(db, held.id, by="pool-0123456789abcdef01")
+        await lock(db, held.id, by="python-0123456789abcdef01")
         await page.run()
         assert (await utils.stats()).running == 0
         await page.run()

@@ -159,6 +159,35 @@ def _lives(number: int) -> bool:
     return True
 
 
+async def test_what_it_started_is_killed_also_if_it_goes_quietly_itself(database: str, folder: Path) -> None:
+    pid = folder.parent / "pid"
+    child = f"trap '' TERM; echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 1000"
+    script(folder, f"trap 'exit 3' TERM\nsh -c \"{child.replace('$', chr(92) + '$')}\" &\nwait; wait")
+    async with WorkerUtils(database) as utils:
+        await utils.add_job("job")
+
+    async def started() -> bool:
+        return pid.exists()
+
+    async with running({"job": Executable(folder / "job.sh")}, database, heard=Heard()) as runner:
+        await until(started, "it has started something")
+        await runner.stop(grace=0)
+
+    async def gone() -> bool:
+        return not _lives(int(pid.read_text()))
+
+    await until(gone, "what it started is gone")
+
+
+async def test_a_payload_that_is_no_text_for_python_reaches_it_all_the_same(
+    db: asyncpg.Connection, database: str, folder: Path
+) -> None:
+    script(folder, f"cat > {folder}/../input")
+    await db.execute("select graphile_worker.add_job('job', $1::text::json)", '"\\ud800 \\u0000"')
+    assert await run_once(task_directory=folder, dsn=database) == Drained(1, 0)
+    assert (folder.parent / "input").read_text() == '{"payload": "\\ud800 \\u0000"}'
+
+
 async def test_after_its_time_it_is_killed(db: asyncpg.Connection, database: str, folder: Path) -> None:
     path = script(folder, "sleep 1000")
     async with WorkerUtils(database) as utils:

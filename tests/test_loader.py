@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The current folder; what is imported from it is forgotten."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tasks"]:
+        del sys.modules[name]
     before = set(sys.modules)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -105,6 +107,34 @@ def test_the_folder_may_be_a_package(here: Path) -> None:
     write(here / "tasks/__init__.py", "NAME = 'shop'")
     write(here / "tasks/name.py", "from tasks import NAME\ndef name(payload): return NAME")
     assert load_tasks("tasks")["name"](None) == "shop"
+
+
+def test_a_folder_may_stand_beside_a_file_of_its_name(here: Path) -> None:
+    write(here / "tasks/mail.py", "def mail(payload): return 1")
+    write(here / "tasks/mail/send.py", "def send(payload): return 2")
+    write(here / "tasks/v1.2/send.py", "1 / 0")
+    tasks = load_tasks("tasks")
+    assert {name: function(None) for name, function in tasks.items()} == {"mail": 1, "mail/send": 2}
+
+
+def test_in_a_module_a_task_has_the_name_that_it_has_there(here: Path) -> None:
+    write(
+        here / "tasks.py",
+        "from graphile_worker import task\n"
+        "def twice(function):\n  def wrapper(payload): return 2 * function(payload)\n  return wrapper\n"
+        "one = task(lambda payload: 1)\n"
+        "@task\n@twice\ndef two(payload): return 1\n"
+        "class Three:\n  def __call__(self, payload): return 3\n"
+        "three = task(Three())\n",
+    )
+    tasks = load_tasks("tasks")
+    assert {name: function(None) for name, function in tasks.items()} == {"one": 1, "two": 2, "three": 3}
+    write(
+        here / "double.py",
+        "from graphile_worker import task\n@task('x')\ndef a(p): ...\n@task('x')\ndef b(p): ...",
+    )
+    with pytest.raises(ConfigurationError, match=r"double.py has two tasks 'x'\. Rename one"):
+        load_tasks("double.py")
 
 
 def test_two_folders_of_the_same_name_do_not_get_in_each_others_way(here: Path) -> None:

@@ -86,6 +86,12 @@ def test_architecture_names_every_module_and_nothing_else() -> None:
     assert len(text.splitlines()) <= 80, "one page"
 
 
+def test_every_public_name_can_be_had() -> None:
+    for name in graphile_worker.__all__:
+        assert getattr(graphile_worker, name).__module__.startswith("graphile_worker")
+    assert set(graphile_worker.__all__) <= set(dir(graphile_worker))
+
+
 def test_the_error_tree_is_drawn_as_it_is() -> None:
     drawn = re.findall(r"([A-Z]\w+Error)\s", graphile_worker.errors.__doc__ or "")
     defined = [name for name in vars(graphile_worker.errors) if name.endswith("Error")]

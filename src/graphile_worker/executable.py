@@ -7,14 +7,16 @@ is done. What it prints is logged; the end of what it prints to its standard err
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from contextlib import suppress
 from datetime import UTC
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from graphile_worker.errors import TaskError
-from graphile_worker.payload import encode_payload
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +49,7 @@ class Executable:
 
     async def __call__(self, payload: object, ctx: JobContext) -> None:
         """Run it for that job."""
+        message = _encode({"payload": payload})
         try:
             transport, process = await asyncio.get_running_loop().subprocess_exec(
                 lambda: _Process(ctx.logger),
@@ -60,7 +63,7 @@ class Executable:
                 "that is here, for example #!/bin/sh?"
             ) from None
         try:
-            process.tell(encode_payload({"payload": payload}))
+            process.tell(message)
             async with asyncio.timeout(self._longest):
                 await process.exited.wait()
             # Something that it left running may have its pipes still.
@@ -96,11 +99,11 @@ class _Process(asyncio.SubprocessProtocol):
         """Its exit code; negative if it died of a signal."""
         return self._transport.get_returncode() or 0
 
-    def tell(self, text: str) -> None:
+    def tell(self, message: bytes) -> None:
         """Give it its input. Not to want it is no mistake."""
         stdin = self._transport.get_pipe_transport(0)
         assert isinstance(stdin, asyncio.WriteTransport)  # noqa: S101 - for the type checker
-        stdin.write(text.encode())
+        stdin.write(message)
         stdin.write_eof()
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
@@ -134,9 +137,9 @@ class _Process(asyncio.SubprocessProtocol):
 
     async def kill(self) -> None:
         """End it, and whatever it started, if it has not ended by itself."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if self.exited.is_set():
-                return
+        if self.exited.is_set():
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):  # the second for what it started, if it ended itself
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._transport.get_pid(), number)
             with suppress(TimeoutError):
@@ -158,6 +161,13 @@ def environment_of(job: Job) -> dict[str, str]:
         "JOB_RUN_AT": run_at.replace("+00:00", "Z"),
     }
     return {f"GRAPHILE_WORKER_{name}": str(value) for name, value in about.items() if value is not None}
+
+
+def _encode(message: object) -> bytes:
+    try:
+        return msgspec.json.encode(message)
+    except (ValueError, UnicodeError):  # PostgreSQL's json, and so Node's, may have halves of characters
+        return json.dumps(message).encode()
 
 
 def _why(status: int, complaints: str) -> str:

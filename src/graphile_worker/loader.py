@@ -15,7 +15,6 @@ import inspect
 import logging
 import os
 import re
-import stat
 import sys
 import traceback
 from collections.abc import Mapping
@@ -60,6 +59,8 @@ def load_tasks(path: str | os.PathLike[str]) -> Functions:
         found = _load_folder(where)
     elif where.suffix == ".py" and where.is_file():
         found = _load_module(where)
+    elif where.exists():
+        raise ConfigurationError(f"There are no tasks: {where} is neither a folder nor a .py file.")
     else:
         raise ConfigurationError(
             f"There are no tasks: {where} does not exist. Make that folder, with a file for each task, or "
@@ -82,11 +83,12 @@ def load_mapping(target: str) -> Mapping[str, Callable[..., Any]]:
     module = _import(module_name, Path(spec.origin or module_name))
     value: Any = module
     for name in attribute.split("."):
-        if not hasattr(value, name):
+        try:
+            value = getattr(value, name)
+        except AttributeError:
             near = difflib.get_close_matches(name, dir(value), n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
-            raise ConfigurationError(f"The module {module_name} has no {attribute}.{hint}")
-        value = getattr(value, name)
+            raise ConfigurationError(f"The module {module_name} has no {attribute}.{hint}") from None
     if not isinstance(value, Mapping):
         raise ConfigurationError(
             f"{target} must be a mapping of task identifiers to functions, not a {type(value).__name__!r}."
@@ -116,6 +118,8 @@ def _load_folder(folder: Path) -> Functions:
         identifier = "/".join(parts)
         if file.suffix == ".py":
             module = _import(".".join((package, *parts)), file)
+            if (folder_beside := file.with_suffix("")).is_dir() and not hasattr(module, "__path__"):
+                module.__path__ = [str(folder_beside)]  # so that mail/send.py can stand beside mail.py
             loaded = _tasks_of_file(module, identifier, file)
         else:
             loaded = {identifier: Executable(file)}
@@ -129,19 +133,24 @@ def _load_folder(folder: Path) -> Functions:
 
 
 def _files(folder: Path, parents: tuple[str, ...]) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """Files that are tasks, with the parts of their identifiers."""
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        path = Path(entry.path)
-        name, *extensions = entry.name.split(".")
-        if not name or name.startswith("_"):
+    """Files that are tasks, with the parts of their identifiers; those of a folder before its folders."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: (entry.is_dir(), entry.name))
+    except OSError as error:
+        raise ConfigurationError(f"{_shown(folder)} cannot be read: {error.strerror}.") from None
+    for entry in entries:
+        path, is_folder = Path(entry.path), entry.is_dir(follow_symlinks=False)
+        name, *extensions = (entry.name,) if is_folder else entry.name.split(".")
+        if not name or name.startswith((".", "_")):
             continue  # hidden, or not meant to be a task
-        if not all(_NAME.fullmatch(part) for part in (name, *extensions)):
+        is_python = extensions[-1:] == ["py"]
+        if not all(_NAME.fullmatch(part) for part in (name, *extensions)) or (is_python and extensions[:-1]):
             logger.info("%s is ignored: its name cannot be that of a task", _shown(path))
-        elif entry.is_dir(follow_symlinks=False):
-            yield from _files(path, (*parents, entry.name))
+        elif is_folder:
+            yield from _files(path, (*parents, name))
         elif not entry.is_file():
             logger.info("%s is ignored: it is no file, or a link to a folder", _shown(path))
-        elif extensions == ["py"] or (extensions[-1:] != ["py"] and path.stat().st_mode & stat.S_IXUSR):
+        elif is_python or os.access(path, os.X_OK):
             yield path, (*parents, name)
         elif _is_script(path):
             logger.warning("%s is ignored: it cannot be executed. Try: chmod +x %s", *[_shown(path)] * 2)
@@ -158,21 +167,17 @@ def _is_script(path: Path) -> bool:
 
 
 def _tasks_of_file(module: ModuleType, identifier: str, file: Path) -> Functions:
-    names = vars(module)
-    marked = [thing for thing in _own(module) if mark_of(thing)]
-    found: Functions = {
-        mark.identifier: thing for thing in marked if (mark := mark_of(thing)) and mark.identifier
-    }
-    unnamed = [thing for thing in marked if thing not in found.values()]
+    found, unnamed = _marked(module, file)
     function = file.stem.replace("-", "_")
-    candidates = [names[name] for name in ("task", function) if name in names and names[name] is not task]
-    candidates = [thing for thing in candidates if callable(thing)] or unnamed
+    by_name = [vars(module).get(name) for name in ("task", function)]
+    candidates = [thing for thing in by_name if callable(thing) and thing is not task]
+    candidates = candidates or list(unnamed.values())
     if not candidates and not found:
         raise ConfigurationError(
             f"{_shown(file)} has no task: give it a function {function}(payload), or one with @task. If it "
             f"is not meant to have one, let its name begin with an underscore: _{file.name}."
         )
-    if any(thing is not candidates[0] for thing in unnamed):
+    if any(thing is not candidates[0] for thing in unnamed.values()):
         raise ConfigurationError(
             f"{_shown(file)} has more than one task without a name. Name the others: "
             f'@task("{identifier}/other").'
@@ -185,12 +190,11 @@ def _tasks_of_file(module: ModuleType, identifier: str, file: Path) -> Functions
 def _load_module(file: Path) -> Functions:
     """All of its functions with ``@task``; if it has none, all that it has and does not hide."""
     module = _import_file(_free_name(file.stem, file), file)
-    marked = {mark.identifier or thing.__name__: thing for thing in _own(module) if (mark := mark_of(thing))}
-    if marked:
-        return marked
+    named, unnamed = _marked(module, file)
+    if named or unnamed:
+        return {**unnamed, **named}
     found: Functions = {}
-    for thing in _own(module):
-        name = thing.__name__
+    for name, thing in _own(module).items():
         hidden = name.startswith("_") or name not in getattr(module, "__all__", [name])
         if hidden or not inspect.isroutine(thing):
             continue
@@ -203,14 +207,30 @@ def _load_module(file: Path) -> Functions:
     return found
 
 
-def _own(module: ModuleType) -> list[Any]:
-    """What it defines itself, each thing once."""
-    things = {id(thing): thing for thing in vars(module).values() if callable(thing)}
-    return [
-        thing
-        for thing in things.values()
-        if getattr(thing, "__module__", None) == module.__name__ and hasattr(thing, "__name__")
-    ]
+def _marked(module: ModuleType, file: Path) -> tuple[Functions, Functions]:
+    """What has ``@task``: those that it names, by that name, and the others by theirs."""
+    named: Functions = {}
+    unnamed: Functions = {}
+    for name, thing in _own(module).items():
+        mark = mark_of(thing)
+        if mark is None:
+            continue
+        if mark.identifier in named:
+            raise ConfigurationError(f"{_shown(file)} has two tasks {mark.identifier!r}. Rename one.")
+        if mark.identifier is None:
+            unnamed[name] = thing
+        else:
+            named[mark.identifier] = thing
+    return named, unnamed
+
+
+def _own(module: ModuleType) -> Functions:
+    """What can be called and was made there, by its name there; each thing once."""
+    things: dict[int, str] = {}
+    for name, thing in vars(module).items():
+        if callable(thing) and getattr(thing, "__module__", None) == module.__name__:
+            things.setdefault(id(thing), name)
+    return {name: vars(module)[name] for name in things.values()}
 
 
 def _package(folder: Path) -> str:
@@ -229,7 +249,7 @@ def _package(folder: Path) -> str:
 def _free_name(name: str, path: Path) -> str:
     """That name for a module, unless it is another's."""
     known = sys.modules.get(name)
-    if known is None and name.isidentifier():
+    if known is None and name.isidentifier() and name not in sys.stdlib_module_names:
         return name
     places = (getattr(known, "__file__", None), *getattr(known, "__path__", ()))
     if str(path) in places:

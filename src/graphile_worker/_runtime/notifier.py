@@ -109,7 +109,10 @@ class Notifier(Service):
             self._complained = True
             hint = ""
             if isinstance(error, DeafError):
-                hint = " If there is a PgBouncer in between, listen on a direct connection, or not at all."
+                hint = (
+                    " If there is a PgBouncer in between, pass listen_dsn with a direct connection, or "
+                    "listen=False (--listen-connection, --no-listen)."
+                )
             reason = str(error).rstrip(".?")
             self.logger.warning(
                 "Notifications of new jobs do not arrive (%s), so the queue is polled.%s", reason, hint

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 
 import click
 
 from graphile_worker.cli import logs
-from graphile_worker.cli.command import command
+from graphile_worker.cli.command import root
 from graphile_worker.cli.exits import end_by
 from graphile_worker.errors import GraphileWorkerError
 
@@ -17,15 +16,12 @@ from graphile_worker.errors import GraphileWorkerError
 def main() -> None:
     """Run the command; a mistake of the user's is a sentence, not a traceback."""
     try:
-        sys.exit(command(prog_name="graphile-worker", standalone_mode=False))
+        sys.exit(root(prog_name="graphile-worker", standalone_mode=False))
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except GraphileWorkerError as error:
+    except (GraphileWorkerError, OSError) as error:  # such as a folder that may not be read, or a full disk
         logs.report(error)
         sys.exit(1)
     except (click.Abort, KeyboardInterrupt):
         end_by(signal.SIGINT)
-    except BrokenPipeError:  # whoever read it has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)

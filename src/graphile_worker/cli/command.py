@@ -71,7 +71,7 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in self.commands:
+        if args and args[0] not in self.commands and not ctx.resilient_parsing:
             near = difflib.get_close_matches(args[0], self.commands, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(self.commands)}."
             ctx.fail(f"There is no command {args[0]!r}. {hint}")
@@ -88,7 +88,7 @@ class Group(click.Group):
 @_settings(of_run=True)
 @click.version_option(__version__, message="%(version)s")
 @click.pass_context
-def command(ctx: click.Context, /, **_: Any) -> None:
+def root(ctx: click.Context, /, **_: Any) -> None:
     """Run jobs of a queue in PostgreSQL: Graphile Worker for Python.
 
     Without a command it runs a worker, with the tasks of the folder tasks/.
@@ -96,14 +96,15 @@ def command(ctx: click.Context, /, **_: Any) -> None:
     ctx.obj = _given(ctx)
     if ctx.invoked_subcommand is None:
         _run(ctx.obj, None)
-    elif ctx.invoked_subcommand not in {"run", "config"}:
-        common = {"config", *(setting.name for setting in SETTINGS if setting.for_all_verbs)}
-        for name in ctx.obj.keys() - common:
+    elif ctx.invoked_subcommand != "run":
+        shows_all = ctx.invoked_subcommand == "config"
+        allowed = {setting.name for setting in SETTINGS if setting.for_all_verbs or shows_all} | {"config"}
+        for name in ctx.obj.keys() - allowed:
             flag = next(p.opts[-1] for p in ctx.command.params if p.name == name)
             ctx.fail(f"{flag} is about running a worker; it does nothing with {ctx.invoked_subcommand}.")
 
 
-@command.command(context_settings=_CONTEXT, epilog="\b\nExample: graphile-worker run myapp.jobs:tasks -j 10")
+@root.command(context_settings=_CONTEXT, epilog="\b\nExample: graphile-worker run myapp.jobs:tasks -j 10")
 @_actions
 @_settings(of_run=True)
 @click.argument("tasks_of", metavar="[MODULE:TASKS]", required=False)
@@ -116,7 +117,7 @@ def run(ctx: click.Context, /, tasks_of: str | None, **_: Any) -> None:
     _run({**ctx.obj, **_given(ctx)}, tasks_of)
 
 
-@command.command("list", context_settings=_CONTEXT, epilog="\b\nExample: graphile-worker list --json | jq")
+@root.command("list", context_settings=_CONTEXT, epilog="\b\nExample: graphile-worker list --json | jq")
 @_settings(of_run=False)
 @click.option("--json", "as_json", is_flag=True, help="An array of objects.")
 @click.pass_context
@@ -124,10 +125,10 @@ def list_jobs(ctx: click.Context, /, *, as_json: bool, **_: Any) -> None:
     """List the jobs of the queue."""
     from graphile_worker.cli.list_jobs import print_jobs  # noqa: PLC0415
 
-    print_jobs(_gathered(ctx), as_json=as_json)
+    print_jobs(_gathered({**ctx.obj, **_given(ctx)}), as_json=as_json)
 
 
-@command.command(context_settings=_CONTEXT, epilog="\b\nExample: graphile-worker config -j 10")
+@root.command(context_settings=_CONTEXT, epilog="\b\nExample: graphile-worker config -j 10")
 @_settings(of_run=True)
 @click.option("--json", "as_json", is_flag=True, help="An object.")
 @click.pass_context
@@ -135,10 +136,10 @@ def config(ctx: click.Context, /, *, as_json: bool, **_: Any) -> None:
     """Show each setting, and where its value comes from. Passwords are not shown."""
     from graphile_worker.cli.show_settings import print_settings  # noqa: PLC0415
 
-    print_settings(_gathered(ctx), as_json=as_json)
+    print_settings(_gathered({**ctx.obj, **_given(ctx)}), as_json=as_json)
 
 
-@command.command(
+@root.command(
     context_settings=_CONTEXT,
     epilog='\b\nExample: eval "$(graphile-worker completion bash)" in ~/.bashrc',
 )
@@ -164,17 +165,13 @@ def _given(ctx: click.Context) -> dict[str, Any]:
     }
 
 
-def _gathered(ctx: click.Context) -> dict[str, Value]:
-    given = {**ctx.obj, **_given(ctx)}
-    file = given.pop("config", None)
-    return gather({name: value for name, value in given.items() if name != "as_json"}, file)
+def _gathered(given: dict[str, Any]) -> dict[str, Value]:
+    names = {setting.name for setting in SETTINGS}
+    return gather({name: value for name, value in given.items() if name in names}, given.get("config"))
 
 
 def _run(given: dict[str, Any], tasks_of: str | None) -> None:
     from graphile_worker.cli.run_worker import run_worker  # noqa: PLC0415
 
-    file = given.get("config")
     actions = {name: given[name] for name in _ACTIONS if name in given}
-    names = {setting.name for setting in SETTINGS}
-    settings = gather({name: value for name, value in given.items() if name in names}, file)
-    run_worker(settings, tasks_of, **actions)
+    run_worker(_gathered(given), tasks_of, **actions)

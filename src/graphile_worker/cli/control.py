@@ -29,12 +29,13 @@ class Control:
     @classmethod
     def of_parent(cls) -> Control | None:
         """That of a process which a supervisor has started."""
-        given = os.environ.pop(VARIABLE, None)  # not for what the tasks start
-        if given is None:
+        given = os.environ.pop(VARIABLE, "")  # not for what the tasks start
+        try:
+            read, write = (int(number) for number in given.split(","))
+            for number in (read, write):
+                os.set_inheritable(number, False)
+        except (ValueError, OSError):
             return None
-        read, write = (int(number) for number in given.split(","))
-        for number in (read, write):
-            os.set_inheritable(number, False)
         return cls(read, write)
 
     def ready(self) -> None:

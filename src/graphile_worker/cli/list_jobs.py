@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING
 
 import click
@@ -52,8 +53,11 @@ async def _jobs(utils: WorkerUtils) -> AsyncIterator[Job]:
 
 
 def _as_json(job: Job) -> str:
-    fields = {name: getattr(job, name) for name in _FIELDS}
-    return _encode({**fields, "flags": sorted(job.flags)}).decode()
+    fields = {**{name: getattr(job, name) for name in _FIELDS}, "flags": sorted(job.flags)}
+    try:
+        return _encode(fields).decode()
+    except (ValueError, UnicodeError):  # PostgreSQL's json, and so Node's, may have halves of characters
+        return json.dumps(fields, default=str)
 
 
 def _as_line(job: Job) -> str:

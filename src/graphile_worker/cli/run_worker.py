@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,9 +15,10 @@ import click
 from graphile_worker.administration import CleanupTask
 from graphile_worker.cli import logs
 from graphile_worker.cli.control import Control
-from graphile_worker.cli.exits import BREAKING_MIGRATION
+from graphile_worker.cli.exits import BREAKING_MIGRATION, end_by
 from graphile_worker.cli.settings import unknown_variables
 from graphile_worker.client import WorkerUtils, run_migrations
+from graphile_worker.emitter import Events
 from graphile_worker.errors import MissingExtraError, SchemaTooNewError
 from graphile_worker.loader import load_mapping, load_tasks
 from graphile_worker.runner import run, run_once
@@ -63,7 +65,14 @@ def run_worker(
     else:
         tasks = _load(settings, tasks_of)
         _explain_crontab(settings)
-        sys.exit(asyncio.run(_run_once(settings, tasks) if once else _run(settings, tasks, control)))
+        stopped_by: list[str] = []
+        events = Events()
+        events.on("gracefulShutdown", lambda event: stopped_by.append(event.signal))
+        work = _run_once(settings, tasks, events) if once else _run(settings, tasks, events, control)
+        status = asyncio.run(work)
+        if stopped_by:
+            end_by(signal.Signals[stopped_by[0]])
+        sys.exit(status)
 
 
 def _refuse_together(**chosen: bool) -> None:
@@ -72,10 +81,11 @@ def _refuse_together(**chosen: bool) -> None:
         raise click.UsageError(f"{' and '.join(flags)} cannot be combined.")
 
 
-async def _run(settings: Mapping[str, Value], tasks: Tasks, control: Control | None) -> int:
+async def _run(settings: Mapping[str, Value], tasks: Tasks, events: Events, control: Control | None) -> int:
     runner = await run(
         tasks,
         **_of_both(settings),
+        events=events,
         poll_interval=settings["poll_interval"].value,
         listen=settings["listen"].value,
         listen_dsn=settings["listen_connection"].value,
@@ -94,7 +104,9 @@ def _obey(control: Control, runner: Runner, grace: float) -> None:
 
     def stop(why: str, grace: float | None = None) -> None:
         runner.events.on("stop", lambda _: logger.info("%s: finishing what runs", why))
-        stops.append(asyncio.create_task(runner.stop(grace)))
+        stopping = asyncio.create_task(runner.stop(grace))
+        stopping.add_done_callback(lambda task: task.cancelled() or task.exception())  # `wait` raises it
+        stops.append(stopping)
 
     control.listen(
         finish=lambda: stop("There is newer code"),
@@ -103,8 +115,8 @@ def _obey(control: Control, runner: Runner, grace: float) -> None:
     control.ready()
 
 
-async def _run_once(settings: Mapping[str, Value], tasks: Tasks) -> int:
-    drained = await run_once(tasks, **_of_both(settings))
+async def _run_once(settings: Mapping[str, Value], tasks: Tasks, events: Events) -> int:
+    drained = await run_once(tasks, **_of_both(settings), events=events)
     logger.info("Nothing is left to run: %d jobs done, %d failed", drained.done, drained.failed)
     return 0
 

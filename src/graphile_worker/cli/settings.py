@@ -279,7 +279,9 @@ def _table(path: Path, content: Mapping[str, Any]) -> Mapping[str, object]:
     """Our table of a pyproject.toml, or all of another file."""
     if path.name != PYPROJECT:
         return content
-    tools = content.get("tool", {})
+    tools = content.get("tool")
+    if not isinstance(tools, dict):
+        return {}
     if "graphile_worker" in tools:
         raise ConfigurationError(f"{path}: write [tool.graphile-worker], with a hyphen.")
     table = tools.get("graphile-worker", {})

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     from graphile_worker.cli.settings import Value
 
-_PASSWORD = re.compile(r"(?<=[?&]password=)[^&]*")
+_NAME = re.compile(r"[\w-]+")
+_URL = re.compile(r"(\w+://)(?:([^:/?#@]*)(:[^?#]*@))?([^?#:]*(?::\d+)?(?:/[^?#@]*)?)(\?[^#]*)?")
+_PASSWORD = re.compile(r"(?<=password=)[^&]*", re.IGNORECASE)
 
 
 def print_settings(settings: Mapping[str, Value], *, as_json: bool) -> None:
@@ -39,18 +41,18 @@ def print_settings(settings: Mapping[str, Value], *, as_json: bool) -> None:
 
 
 def masked(dsn: str) -> str:
-    """The connection string without its password.
+    """The connection string without its password; of one that is none at all nothing is shown.
 
-    >>> masked("postgresql://me:secret@host/mine")
-    'postgresql://me:***@host/mine'
+    >>> masked("postgresql://me:secret@host/mine?sslpassword=secret")
+    'postgresql://me:***@host/mine?sslpassword=***'
     """
-    scheme, colon, rest = dsn.partition("://")
-    if not colon:
+    if dsn.startswith("embedded:") or _NAME.fullmatch(dsn):
         return dsn
-    credentials, at, address = rest.rpartition("@")
-    user, colon, _password = credentials.partition(":")
-    address = _PASSWORD.sub("***", address)
-    return f"{scheme}://{user}{':***' if colon else ''}{at}{address}"
+    match = _URL.fullmatch(dsn)
+    if match is None:
+        return "***"
+    scheme, user, password, address, query = match.groups(default="")
+    return f"{scheme}{user}{':***@' if password else ''}{address}{_PASSWORD.sub('***', query)}"
 
 
 def _as_time(seconds: float) -> str:
