@@ -107,9 +107,8 @@ class TestRunning:
     async def test_jobs_is_the_concurrency(self, db: asyncpg.Connection, database: str, folder: Path) -> None:
         for _ in range(3):
             await add(db, "slow", payload=60)
-        async with worker(folder, database, "-j", "3") as running:
+        async with worker(folder, database, "-j", "3", "--shutdown-grace", "0s") as running:
             await running.until("begun", 3)
-            running.send(signal.SIGTERM)
             running.send(signal.SIGTERM)
             await running.end()
         assert await locked(db) == []
