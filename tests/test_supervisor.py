@@ -150,6 +150,21 @@ async def test_workers_whose_supervisor_was_killed_finish_and_end(
     assert await locked(db) == []
 
 
+async def test_so_do_those_that_run_what_there_is(
+    db: asyncpg.Connection, database: str, folder: Path
+) -> None:
+    async with WorkerUtils(database) as utils:
+        await utils.add_jobs([JobSpec("slow", 1)] * 40)
+    async with command(folder, database, "--processes", "2", "--once") as running:
+        await running.until("begun", 2)
+        orphans = children(running)
+        running.send(signal.SIGKILL)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, orphans, 15)
+        assert alive == []
+    assert await count(db) > 20
+    assert await locked(db) == []
+
+
 class TestWatch:
     async def test_new_code_takes_jobs_at_once_while_the_old_finishes_its_own(
         self, db: asyncpg.Connection, database: str, folder: Path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from importlib.util import find_spec
@@ -68,7 +69,7 @@ def run_worker(
         stopped_by: list[str] = []
         events = Events()
         events.on("gracefulShutdown", lambda event: stopped_by.append(event.signal))
-        work = _run_once(settings, tasks, events) if once else _run(settings, tasks, events, control)
+        work = (_run_once if once else _run)(settings, tasks, events, control)
         status = asyncio.run(work)
         if stopped_by:
             end_by(signal.Signals[stopped_by[0]])
@@ -115,10 +116,18 @@ def _obey(control: Control, runner: Runner, grace: float) -> None:
     control.ready()
 
 
-async def _run_once(settings: Mapping[str, Value], tasks: Tasks, events: Events) -> int:
+async def _run_once(
+    settings: Mapping[str, Value], tasks: Tasks, events: Events, control: Control | None
+) -> int:
+    if control is not None:
+        control.listen(finish=_stop_ourselves, orphaned=_stop_ourselves)
     drained = await run_once(tasks, **_of_both(settings), events=events)
     logger.info("Nothing is left to run: %d jobs done, %d failed", drained.done, drained.failed)
     return 0
+
+
+def _stop_ourselves() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _of_both(settings: Mapping[str, Value]) -> dict[str, Any]:
