@@ -185,7 +185,7 @@ async def test_the_readme_word_for_word(database: str, tmp_path: Path) -> None:
         await asyncio.to_thread(subprocess.run, shlex.split(add_a_job), check=True, capture_output=True)
         await running.until("Hello, Bobby Tables")
         running.send(signal.SIGINT)
-        await running.end()
+        assert await running.end() == -signal.SIGINT
 
 
 def test_the_page_on_the_command_line_has_every_setting_and_flag() -> None:

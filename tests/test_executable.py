@@ -16,7 +16,7 @@ from graphile_worker.executable import Executable
 from graphile_worker.testing import Databases
 from support.jobs import existing
 from support.waiting import until
-from support.workers import Heard, running
+from support.workers import Heard, locked, running
 
 
 @pytest.fixture(scope="session")
@@ -159,7 +159,9 @@ def _lives(number: int) -> bool:
     return True
 
 
-async def test_what_it_started_is_killed_also_if_it_goes_quietly_itself(database: str, folder: Path) -> None:
+async def test_what_it_started_is_killed_also_if_it_goes_quietly_itself(
+    db: asyncpg.Connection, database: str, folder: Path
+) -> None:
     pid = folder.parent / "pid"
     child = f"trap '' TERM; echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 1000"
     script(folder, f"trap 'exit 3' TERM\nsh -c \"{child.replace('$', chr(92) + '$')}\" &\nwait; wait")
@@ -177,6 +179,7 @@ async def test_what_it_started_is_killed_also_if_it_goes_quietly_itself(database
         return not _lives(int(pid.read_text()))
 
     await until(gone, "what it started is gone")
+    assert await locked(db) == []
 
 
 async def test_a_payload_that_is_no_text_for_python_reaches_it_all_the_same(

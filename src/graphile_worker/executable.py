@@ -7,16 +7,14 @@ is done. What it prints is logged; the end of what it prints to its standard err
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from contextlib import suppress
 from datetime import UTC
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from graphile_worker.errors import TaskError
+from graphile_worker.payload import encode_stored
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +47,7 @@ class Executable:
 
     async def __call__(self, payload: object, ctx: JobContext) -> None:
         """Run it for that job."""
-        message = _encode({"payload": payload})
+        message = encode_stored({"payload": payload})
         try:
             transport, process = await asyncio.get_running_loop().subprocess_exec(
                 lambda: _Process(ctx.logger),
@@ -73,8 +71,10 @@ class Executable:
         except TimeoutError:
             raise TaskError(f"{self.path} was killed after {self._longest:g} s.") from None
         finally:
-            await process.kill()
-            transport.close()
+            try:
+                await process.kill()
+            finally:  # also if nobody has the time to wait for that
+                transport.close()
         if process.status != 0:
             raise TaskError(_why(process.status, process.complaints))
 
@@ -161,13 +161,6 @@ def environment_of(job: Job) -> dict[str, str]:
         "JOB_RUN_AT": run_at.replace("+00:00", "Z"),
     }
     return {f"GRAPHILE_WORKER_{name}": str(value) for name, value in about.items() if value is not None}
-
-
-def _encode(message: object) -> bytes:
-    try:
-        return msgspec.json.encode(message)
-    except (ValueError, UnicodeError):  # PostgreSQL's json, and so Node's, may have halves of characters
-        return json.dumps(message).encode()
 
 
 def _why(status: int, complaints: str) -> str:

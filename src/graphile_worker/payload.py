@@ -73,6 +73,17 @@ def decode_payload(text: str | bytes) -> Any:
         return text if isinstance(text, str) else text.decode()
 
 
+def encode_stored(value: object) -> bytes:
+    """The JSON of something that came out of a database.
+
+    PostgreSQL's json may have halves of surrogate pairs, and Node makes them; here they are escaped.
+    """
+    try:
+        return _encode(value)
+    except (ValueError, msgspec.MsgspecError):
+        return json.dumps(value, default=str).encode()
+
+
 def _unusual_numbers(value: object) -> Iterator[float | Decimal]:
     match value:
         case float() | Decimal():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
+from graphile_worker.cli import logs
 from graphile_worker.client import WorkerUtils
+from graphile_worker.payload import encode_stored
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -22,11 +22,11 @@ _FIELDS = (
     "id", "task_identifier", "queue_name", "state", "payload", "priority", "run_at", "attempts",
     "max_attempts", "last_error", "key", "locked_by", "locked_at", "flags",
 )  # fmt: skip
-_encode = msgspec.json.Encoder().encode
 
 
 def print_jobs(settings: Mapping[str, Value], *, as_json: bool) -> None:
     """Print all of them, in the order of their ids."""
+    logs.configure(settings["log_level"].value, settings["log_format"].value)
     asyncio.run(_print_jobs(settings, as_json=as_json))
 
 
@@ -53,11 +53,8 @@ async def _jobs(utils: WorkerUtils) -> AsyncIterator[Job]:
 
 
 def _as_json(job: Job) -> str:
-    fields = {**{name: getattr(job, name) for name in _FIELDS}, "flags": sorted(job.flags)}
-    try:
-        return _encode(fields).decode()
-    except (ValueError, UnicodeError):  # PostgreSQL's json, and so Node's, may have halves of characters
-        return json.dumps(fields, default=str)
+    fields = {name: getattr(job, name) for name in _FIELDS}
+    return encode_stored({**fields, "flags": sorted(job.flags)}).decode()
 
 
 def _as_line(job: Job) -> str:

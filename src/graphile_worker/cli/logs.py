@@ -36,15 +36,14 @@ class TextFormatter(logging.Formatter):
 
     def __init__(self, *, with_process: bool) -> None:
         process = " [%(process)d]" if with_process else ""
-        super().__init__(f"%(asctime)s{process} %(levelname)-5s %(message)s")
+        super().__init__(f"%(asctime)s{process} %(levelname)-5s %(of_job)s%(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as a line; what a task says begins with its job."""
-        text = super().format(record)
+        """The record as a line; what a task says begins with its job, which our own lines name themselves."""
         job_id, task = getattr(record, "job_id", None), getattr(record, "task_identifier", None)
-        if job_id is None or f"ob {job_id} " in record.getMessage():
-            return text
-        return text.replace(record.getMessage(), f"[{task} {job_id}] {record.getMessage()}", 1)
+        is_named = job_id is None or f"ob {job_id} " in record.getMessage()
+        record.of_job = "" if is_named else f"[{task} {job_id}] "
+        return super().format(record)
 
 
 class JsonFormatter(logging.Formatter):

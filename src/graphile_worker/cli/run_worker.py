@@ -156,8 +156,7 @@ def _watched(settings: Mapping[str, Value], tasks_of: str | None) -> list[Path]:
     if tasks_of is not None:
         return [Path.cwd()]
     folder = Path(settings["tasks"].value)
-    paths = [folder, folder.with_name(f"{folder.name}.py"), Path(settings["crontab"].value)]
-    return [path for path in paths if path.exists()] or [Path.cwd()]
+    return [folder, folder.with_name(f"{folder.name}.py"), Path(settings["crontab"].value)]
 
 
 def _install(settings: Mapping[str, Value]) -> None:
