@@ -204,7 +204,11 @@ begin
 
   started := clock_timestamp();
   while missing > 0 loop
-    if mark_priority is not null then
+    if mark_priority is not null and exists (
+      select from "graphile_worker"._private_workers as dead where dead.id = worker and dead.metadata ? 'died_at'
+    ) then
+      exit;
+    elsif mark_priority is not null then
       -- To ask for the level would be to walk past what the mark is to leave out.
       level_without_queue := mark_priority;
       level_with_queue := mark_priority;
@@ -230,7 +234,11 @@ begin
               and job.priority >= from_priority
             order by job.priority, job.run_at, job.id limit 1
           ) as with_queue
-        ) as found;
+        ) as found
+        -- What a worker claims that was declared dead would be taken from it again while it runs.
+        where not exists (
+          select from "graphile_worker"._private_workers as dead where dead.id = worker and dead.metadata ? 'died_at'
+        );
     end if;
     if least(level_without_queue, level_with_queue) > level then
       -- Another try found nothing more in its level: what it was to leave out is of no meaning here.

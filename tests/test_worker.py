@@ -1027,7 +1027,8 @@ class TestEvents:
         """But for those of cron, and of the delay that we do not have."""
         theirs = THEIR_EVENTS.split()
         assert set(theirs) - set(event.EVENTS) == set()
-        assert set(event.EVENTS) - set(theirs) == {"job:interrupted", "job:lost"}
+        ours = {"job:interrupted", "job:lost", "pool:fenced", "pool:unfenced", "worker:recovered"}
+        assert set(event.EVENTS) - set(theirs) == ours
 
 
 class TestLogging:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         TaskError,
     )
     from graphile_worker.job import Job, JobKeyMode, JobSpec, JobState
+    from graphile_worker.liveness import Health, Recovered, Recovery, WorkerInfo
     from graphile_worker.runner import Drained, Runner, run, run_once
     from graphile_worker.tasks import task
 
@@ -40,6 +41,7 @@ __all__ = [
     "EmbeddedServerError",
     "Events",
     "GraphileWorkerError",
+    "Health",
     "InvalidJobError",
     "Job",
     "JobContext",
@@ -48,6 +50,8 @@ __all__ = [
     "JobSpec",
     "JobState",
     "MissingExtraError",
+    "Recovered",
+    "Recovery",
     "Runner",
     "SchemaError",
     "SchemaMissingError",
@@ -57,6 +61,7 @@ __all__ = [
     "Stats",
     "TaskError",
     "TaskStats",
+    "WorkerInfo",
     "WorkerUtils",
     "quick_add_job",
     "run",
@@ -102,6 +107,12 @@ _HOMES = {
             "JobKeyMode",
             "JobSpec",
             "JobState",
+        ),
+        "liveness": (
+            "Health",
+            "Recovered",
+            "Recovery",
+            "WorkerInfo",
         ),
         "runner": (
             "Drained",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from graphile_worker._db import queries
+from graphile_worker._db import workers as worker_queries
 from graphile_worker._db.cleanup import delete_permafailed_jobs, delete_unused
 from graphile_worker.errors import ConfigurationError, InvalidJobError
 from graphile_worker.job import (
@@ -20,13 +22,16 @@ from graphile_worker.job import (
     check_integer,
     check_text,
 )
+from graphile_worker.recovery import Sweeper
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from graphile_worker._db.connect import Connection
     from graphile_worker._db.session import Session
+    from graphile_worker.liveness import Recovered, WorkerInfo
 
+_LOOK = 0.25
 _LONGEST_TEXT = 10_000_000
 
 
@@ -149,6 +154,31 @@ class Administration:
         await self._session.call(
             lambda on: queries.force_unlock_workers(on, self._session.schema, ids), connection
         )
+
+    async def workers(self, *, connection: Connection | None = None) -> list[WorkerInfo]:
+        """All workers that are known, and how many jobs and queues each holds: one pass over the jobs.
+
+        Workers of ours and of the Rust port say by heartbeats that they live. Node's do not, and are known
+        only by what they hold.
+        """
+        schema = self._session.schema
+        return await self._session.call(lambda on: worker_queries.list_workers(on, schema), connection)
+
+    async def sweep(self, *, dry_run: bool = False) -> list[Recovered]:
+        """Free what dead workers hold, as running workers do all the time. Returns what was freed.
+
+        Only workers that send heartbeats of ours can be seen to be dead, and that takes as long as their
+        lease says: 8 or 38 seconds by default. If all were heard from lately it takes a moment.
+
+        Args:
+            dry_run: Free nothing, and return what would be.
+        """
+        sweeper = Sweeper(session=self._session, name="sweep", dry_run=dry_run)
+        found = {one.worker.id: one for one in await sweeper.look(all_dead=True)}
+        while sweeper.undecided:
+            await asyncio.sleep(_LOOK)
+            found |= {one.worker.id: one for one in await sweeper.look()}
+        return list(found.values())
 
     async def cleanup(
         self,

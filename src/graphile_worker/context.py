@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from graphile_worker.errors import TaskError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import Awaitable, Callable, Generator, Iterable
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
@@ -60,14 +60,33 @@ class Surroundings:
         utils: WorkerUtils,
         logger: ScopedLogger,
         now: Callable[[], datetime],
+        warned_apart: Iterable[str] = (),
     ) -> None:
         self.worker_id = worker_id
         self.utils = utils
         self.logger = logger
         self.now = now
-        self.stopping = Stopping()
+        self._stopping = Stopping()
+        self._apart = {task: Stopping() for task in warned_apart}
         self.loop = asyncio.get_running_loop()
         self.loop_thread = threading.get_ident()
+
+    def stopping(self, task: str) -> Stopping:
+        """What a job of that task is warned by."""
+        return self._apart.get(task, self._stopping)
+
+    def warn(self, concerned: Callable[[str | None], bool]) -> None:
+        """Let jobs know that they are to stop: of tasks for which it holds; None stands for most of them."""
+        for task, stopping in [(None, self._stopping), *self._apart.items()]:
+            if concerned(task):
+                stopping.set()
+
+    def calm(self) -> None:
+        """Jobs that begin from now on need not stop."""
+        self._stopping = self._stopping if not self._stopping else Stopping()
+        self._apart = {
+            task: stopping if not stopping else Stopping() for task, stopping in self._apart.items()
+        }
 
 
 class JobContext:
@@ -75,6 +94,7 @@ class JobContext:
 
     Attributes:
         job: The job that runs.
+        stopping: True once the worker is stopping, or has to give up the job; also to be awaited.
         add_job: Add a job, as `WorkerUtils.add_job` does.
         add_jobs: Add many jobs, as `WorkerUtils.add_jobs` does.
 
@@ -85,11 +105,12 @@ class JobContext:
         ...     await ctx.add_job("farewell", payload)
     """
 
-    __slots__ = ("_surroundings", "add_job", "add_jobs", "job")
+    __slots__ = ("_surroundings", "add_job", "add_jobs", "job", "stopping")
 
     def __init__(self, job: Job, surroundings: Surroundings) -> None:
         self.job = job
         self._surroundings = surroundings
+        self.stopping = surroundings.stopping(job.task_identifier)
         self.add_job = surroundings.utils.add_job
         self.add_jobs = surroundings.utils.add_jobs
 
@@ -112,11 +133,6 @@ class JobContext:
     def queue_name(self) -> str | None:
         """The job's serial queue."""
         return self.job.queue_name
-
-    @property
-    def stopping(self) -> Stopping:
-        """True once the worker is stopping; also to be awaited."""
-        return self._surroundings.stopping
 
     @property
     def worker_id(self) -> str:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from graphile_worker.job import Job
+    from graphile_worker.liveness import Recovered
 
 
 class WorkerPool(msgspec.Struct, frozen=True):
@@ -91,6 +92,26 @@ class PoolFatalError(_PoolEvent, frozen=True, kw_only=True):
     name: ClassVar[str] = "pool:fatalError"
     error: BaseException
     action: str
+
+
+class PoolFenced(_PoolEvent, frozen=True, kw_only=True):
+    """It could not say for `silence` seconds that it lives, and gives up its jobs before others take them."""
+
+    name: ClassVar[str] = "pool:fenced"
+    silence: float
+
+
+class PoolUnfenced(_PoolEvent, frozen=True, kw_only=True):
+    """It lives, and claims jobs again."""
+
+    name: ClassVar[str] = "pool:unfenced"
+
+
+class WorkerRecovered(_PoolEvent, frozen=True, kw_only=True):
+    """Another worker died, and this one freed what it held."""
+
+    name: ClassVar[str] = "worker:recovered"
+    recovered: Recovered
 
 
 class PoolRelease(_PoolEvent, frozen=True, kw_only=True):

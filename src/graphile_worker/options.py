@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import logging
-import math
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
+from graphile_worker.durations import seconds
 from graphile_worker.emitter import Events
 from graphile_worker.errors import ConfigurationError
+from graphile_worker.liveness import Lease
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from typing import TypeAlias
 
     import asyncpg
 
+    from graphile_worker.liveness import OnRecovery
     from graphile_worker.logs import AnyLogger
 
-    Duration: TypeAlias = float | timedelta
     FlagsNow: TypeAlias = Iterable[str] | None
     FlagsOption: TypeAlias = FlagsNow | Callable[[], FlagsNow | Awaitable[FlagsNow]]
 
 _DURATIONS = {
+    "heartbeat_interval": "more than 0",
+    "lease": "more than 0",
+    "fast_lease": "more than 0",
+    "recovery_delay": "0 or more",
     "poll_interval": "more than 0",
     "prefetch_ttl": "more than 0",
     "min_reset_locked_interval": "more than 0",
@@ -31,28 +35,18 @@ _DURATIONS = {
     "interrupted_delay": "0 or more",
     "shutdown_grace": "0 or more",
 }
-_SWITCHES = ("listen", "use_local_time", "handle_signals", "migrate", "prepared_statements")
+_SWITCHES = (
+    "listen",
+    "use_local_time",
+    "handle_signals",
+    "migrate",
+    "prepared_statements",
+    "recovery",
+    "refund_attempt_on_recovery",
+    "exit_if_stuck",
+)
 _COUNTS = {"concurrency": 1, "prefetch": 0}
 _MOST = 100_000
-
-
-def seconds(name: str, value: object, allowed: str = "0 or more") -> float:
-    """A duration as seconds; refuses what is none.
-
-    >>> from datetime import timedelta
-    >>> seconds("grace", timedelta(minutes=1))
-    60.0
-    """
-    number = value.total_seconds() if isinstance(value, timedelta) else value
-    if (
-        not isinstance(number, int | float)
-        or isinstance(number, bool)
-        or not math.isfinite(number)
-        or number < 0
-        or (number == 0 and allowed == "more than 0")
-    ):
-        raise ConfigurationError(f"{name} is {value!r}; it must be seconds or a timedelta, {allowed}.")
-    return float(number)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +69,16 @@ class WorkerOptions:
     shutdown_grace: float = 5.0
     min_reset_locked_interval: float = 480.0
     max_reset_locked_interval: float = 600.0
+    recovery: bool = True
+    heartbeat_interval: float = 3.0
+    lease: float = 38.0
+    fast_lease: float = 8.0
+    task_leases: Mapping[str, float] = field(default_factory=dict)
+    recovery_delay: float = 0.0
+    refund_attempt_on_recovery: bool = False
+    on_recovery: OnRecovery | None = None
+    exit_if_stuck: bool = False
+    health: str | int | None = None
     handle_signals: bool = True
     migrate: bool = True
     prepared_statements: bool = True
@@ -89,6 +93,10 @@ class WorkerOptions:
         for name, allowed in _DURATIONS.items():
             if name in given:
                 given[name] = seconds(name, given[name], allowed)
+        given["task_leases"] = {
+            task: seconds(f"task_leases[{task!r}]", value)
+            for task, value in dict(given.get("task_leases") or {}).items()
+        }
         if given.get("events") is None:
             given["events"] = Events()
         return cls(**given)
@@ -98,6 +106,21 @@ class WorkerOptions:
             raise ConfigurationError("Pass dsn or pool, not both.")
         if not self.listen and self.listen_dsn is not None:
             raise ConfigurationError("Pass listen_dsn, or listen=False, not both.")
+        self._check_types()
+        for name, least in _COUNTS.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+                raise ConfigurationError(
+                    f"{name} is {value!r}; it must be an integer from {least} to {_MOST:,}."
+                )
+        self._check_leases()
+        if self.min_reset_locked_interval > self.max_reset_locked_interval:
+            raise ConfigurationError(
+                f"min_reset_locked_interval ({self.min_reset_locked_interval} s) is longer than "
+                f"max_reset_locked_interval ({self.max_reset_locked_interval} s)."
+            )
+
+    def _check_types(self) -> None:
         if not isinstance(self.events, Events):
             raise ConfigurationError(f"events= takes an Events, not a {type(self.events).__name__}.")
         for name in _SWITCHES:
@@ -105,17 +128,34 @@ class WorkerOptions:
                 raise ConfigurationError(f"{name} is {getattr(self, name)!r}; it must be True or False.")
         if self.logger is not None and not isinstance(self.logger, logging.Logger | logging.LoggerAdapter):
             raise ConfigurationError(f"logger= takes a logger, not a {type(self.logger).__name__}.")
-        for name, least in _COUNTS.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
-                raise ConfigurationError(
-                    f"{name} is {value!r}; it must be an integer from {least} to {_MOST:,}."
-                )
-        if self.min_reset_locked_interval > self.max_reset_locked_interval:
+        if self.on_recovery is not None and not callable(self.on_recovery):
+            raise ConfigurationError(f"on_recovery is {self.on_recovery!r}, which is no function.")
+
+    def _check_leases(self) -> None:
+        if not 2 * self.heartbeat_interval <= self.fast_lease <= self.lease / 2:
             raise ConfigurationError(
-                f"min_reset_locked_interval ({self.min_reset_locked_interval} s) is longer than "
-                f"max_reset_locked_interval ({self.max_reset_locked_interval} s)."
+                f"heartbeat_interval is {self.heartbeat_interval:g} s, fast_lease {self.fast_lease:g} s, and "
+                f"lease {self.lease:g} s. Each must be at least twice the one before it, or a worker that is "
+                "only slow would be taken for dead."
             )
+        for task, value in self.task_leases.items():
+            if value < self.lease:
+                raise ConfigurationError(
+                    f"The lease of the task {task!r} is {value:g} s, shorter than that of all, "
+                    f"{self.lease:g} s."
+                )
+
+    @property
+    def terms(self) -> Lease | None:
+        """What the worker promises and asks for; None if it takes no part in that."""
+        if not self.recovery:
+            return None
+        return Lease(
+            interval=self.heartbeat_interval,
+            seconds=self.lease,
+            fast=self.fast_lease,
+            tasks=dict(self.task_leases),
+        )
 
     @property
     def own_connections(self) -> int:

@@ -44,8 +44,11 @@ def describe_error(error: BaseException) -> str:
         text = str(error)
     except Exception:  # noqa: BLE001 - an exception whose text cannot be had is still an exception
         text = ""
-    text = text or type(error).__name__
+    return storable(text or type(error).__name__)
+
+
+def storable(text: str) -> str:
+    """The text, as long as it may be, and without what PostgreSQL cannot keep as text."""
     if len(text) > _LONGEST_ERROR:
         text = text[:_LONGEST_ERROR] + "…"
-    # What PostgreSQL cannot keep as text must not keep the failure from being recorded.
     return text.replace("\0", "\\0").encode(errors="backslashreplace").decode()

@@ -14,14 +14,17 @@ from graphile_worker.options import WorkerOptions
 __all__ = ["Drained", "Runner", "run", "run_once"]
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from os import PathLike
 
     import asyncpg
 
     from graphile_worker._runtime.executor import Tasks
+    from graphile_worker.durations import Duration
     from graphile_worker.emitter import Events
+    from graphile_worker.liveness import OnRecovery
     from graphile_worker.logs import AnyLogger
-    from graphile_worker.options import Duration, FlagsOption
+    from graphile_worker.options import FlagsOption
 
 
 async def run(
@@ -44,6 +47,16 @@ async def run(
     shutdown_grace: Duration = 5.0,
     min_reset_locked_interval: Duration = 480.0,
     max_reset_locked_interval: Duration = 600.0,
+    recovery: bool = True,
+    heartbeat_interval: Duration = 3.0,
+    lease: Duration = 38.0,
+    fast_lease: Duration = 8.0,
+    task_leases: Mapping[str, Duration] | None = None,
+    recovery_delay: Duration = 0.0,
+    refund_attempt_on_recovery: bool = False,
+    on_recovery: OnRecovery | None = None,
+    exit_if_stuck: bool = False,
+    health: str | int | None = None,
     handle_signals: bool = True,
     migrate: bool = True,
     prepared_statements: bool = True,
@@ -74,6 +87,21 @@ async def run(
         shutdown_grace: How long running jobs have after a signal before they are interrupted.
         min_reset_locked_interval: How often, at most, locks older than four hours are freed.
         max_reset_locked_interval: How often, at least.
+        recovery: Off to neither say that this worker lives nor look whether others do. What it holds when it
+            is killed then stays locked for four hours.
+        heartbeat_interval: How often the worker says that it lives.
+        lease: For how long it may be silent before others run its jobs.
+        fast_lease: The same, if others see that its connections are gone.
+        task_leases: Longer leases for jobs of some tasks: work that must not lightly run twice.
+        recovery_delay: After how long a job whose worker died runs again; after the next death in a row it is
+            the usual delay between attempts.
+        refund_attempt_on_recovery: Whether such a job gets its attempt back. A job that kills its worker then
+            does so for ever.
+        on_recovery: Decides what becomes of such a job: called with the job and a `WorkerInfo`, returns a
+            `Recovery`, or None for the default; may be async.
+        exit_if_stuck: End this process if others may take its jobs and they cannot be stopped, because they
+            run on threads or block the event loop. The command does so.
+        health: Where to answer ``/live`` and ``/ready`` over HTTP: a port, or ``"host:port"``.
         handle_signals: Stop at SIGINT, SIGTERM, SIGHUP and SIGUSR2; afterwards the signal takes its usual
             course.
         migrate: Off if the schema is installed by somebody else.
@@ -122,6 +150,15 @@ async def run_once(
     use_local_time: bool = False,
     interrupted_delay: Duration = 0.0,
     shutdown_grace: Duration = 5.0,
+    recovery: bool = True,
+    heartbeat_interval: Duration = 3.0,
+    lease: Duration = 38.0,
+    fast_lease: Duration = 8.0,
+    task_leases: Mapping[str, Duration] | None = None,
+    recovery_delay: Duration = 0.0,
+    refund_attempt_on_recovery: bool = False,
+    on_recovery: OnRecovery | None = None,
+    exit_if_stuck: bool = False,
     handle_signals: bool = True,
     migrate: bool = True,
     prepared_statements: bool = True,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
@@ -17,7 +18,7 @@ from graphile_worker._db.retryable import retrying
 from graphile_worker.errors import ConfigurationError, GraphileWorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
 
     Connection: TypeAlias = asyncpg.Connection | PoolConnectionProxy
@@ -159,7 +160,7 @@ class Pool:
             try:
                 yield own
             finally:
-                await _end(own)
+                await end(own)
             return
         with connecting(Target("the pool given", {})):
             if self._given.is_closing():
@@ -176,6 +177,33 @@ class Pool:
             except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
                 if is_open(given):
                     given.terminate()
+
+    async def dialler(self) -> Callable[[], Awaitable[asyncpg.Connection]]:
+        """A function that connects as the pool does, on whatever event loop it is called.
+
+        What it opens is the caller's to close, and not counted here.
+        """
+        self._check_usable()
+        if self._given is None:
+            return partial(asyncpg.connect, **await self._arguments())
+        pool = self._given
+        # The driver does not tell in public how its pool connects.
+        known: dict[str, Any] = {
+            name: getattr(pool, f"_{name}")
+            for name in ("connect", "connect_args", "connect_kwargs", "connection_class", "record_class")
+        }
+
+        async def dial() -> asyncpg.Connection:
+            connection: asyncpg.Connection = await known["connect"](
+                *known["connect_args"],
+                loop=asyncio.get_running_loop(),
+                connection_class=known["connection_class"],
+                record_class=known["record_class"],
+                **known["connect_kwargs"],
+            )
+            return connection
+
+        return dial
 
     async def close(self) -> None:
         """Wait for what is under way, and close what was opened here. May be called again."""
@@ -202,7 +230,7 @@ class Pool:
         try:
             for _ in range(self._max_size):
                 await self._slots.acquire()
-            await asyncio.gather(*(_end(idle.connection) for idle in self._idle))
+            await asyncio.gather(*(end(idle.connection) for idle in self._idle))
         finally:
             await self._resources.aclose()
 
@@ -232,7 +260,7 @@ class Pool:
             if connection is None:
                 self._slots.release()
             else:
-                ending = asyncio.create_task(_end(connection))
+                ending = asyncio.create_task(end(connection))
                 self._ending.add(ending)
                 ending.add_done_callback(self._ended)
             raise
@@ -258,7 +286,7 @@ class Pool:
         try:
             await connection.reset(timeout=_CLOSE_TIMEOUT)
         except (Exception, asyncio.CancelledError):  # noqa: BLE001 - however it fails, it has to go
-            await _end(connection)
+            await end(connection)
         else:
             self._idle.append(_Idle(connection, monotonic()))
 
@@ -266,21 +294,29 @@ class Pool:
         self._ending.discard(task)
         self._slots.release()
 
-    async def _connect(self) -> asyncpg.Connection:
+    async def _open(self) -> Target:
         async with self._opening:
             if self._target is None:
                 server = _server_of(find_dsn(self._dsn))
                 self._target = parse_dsn(await self._resources.enter_async_context(server))
-        target, cache_size = self._target, 100 if self.prepared_statements else 0
+        return self._target
+
+    async def _arguments(self) -> dict[str, Any]:
+        """What to connect with."""
+        return {
+            **(await self._open()).arguments,
+            "statement_cache_size": 100 if self.prepared_statements else 0,
+            "server_settings": _APPLICATION,
+        }
+
+    async def _connect(self) -> asyncpg.Connection:
+        target, arguments = await self._open(), await self._arguments()
         with connecting(target):
             # Safe to repeat: nothing was asked of the server yet.
             connection: asyncpg.Connection = await retrying(
-                lambda: asyncpg.connect(
-                    **target.arguments, statement_cache_size=cache_size, server_settings=_APPLICATION
-                ),
-                attempts=_CONNECT_ATTEMPTS,
+                lambda: asyncpg.connect(**arguments), attempts=_CONNECT_ATTEMPTS
             )
-        _keep_alive(connection)
+        keep_alive(connection)
         return connection
 
 
@@ -294,7 +330,7 @@ def _share_of(pool: asyncpg.Pool, dedicated: int) -> int:
     return share
 
 
-def _keep_alive(connection: asyncpg.Connection) -> None:
+def keep_alive(connection: asyncpg.Connection) -> None:
     """Let the system notice within half a minute that the other end is gone; by default it takes hours."""
     # The driver has no setting for it.
     transport = getattr(connection, "_transport", None)
@@ -338,7 +374,7 @@ async def _server_of(dsn: str) -> AsyncIterator[str]:
         await asyncio.to_thread(server.close)
 
 
-async def _end(connection: asyncpg.Connection) -> None:
+async def end(connection: asyncpg.Connection) -> None:
     """Close a connection; a statement that is under way on it is cancelled at the server first."""
     try:
         # The driver's own limit does not hold for everything that it does.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import re
 from contextlib import contextmanager
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -153,6 +155,28 @@ def trouble_of(error: BaseException) -> Trouble:
             return Trouble.REFUSED
         case _:
             return Trouble.LOST
+
+
+def server_is_down(error: BaseException, *, is_direct: bool) -> bool:
+    """Whether an attempt to connect failed because nobody is there, or lets anybody in yet.
+
+    Args:
+        error: What it failed with.
+        is_direct: Whether nothing is in between that might refuse us alone.
+    """
+    match error:
+        case asyncpg.CannotConnectNowError():
+            return True
+        case _ if not is_direct:
+            return False
+        case ConnectionRefusedError() | FileNotFoundError():
+            return True
+        case OSError():
+            # A name with several addresses: asyncio tells of all in one text.
+            numbers = re.findall(r"\[Errno (\d+)\]", str(error))
+            return bool(numbers) and all(int(number) == errno.ECONNREFUSED for number in numbers)
+        case _:
+            return False
 
 
 def _lost(error: Exception) -> DatabaseError:

@@ -83,13 +83,18 @@ async def get_job(connection: Connection, schema: Schema, **filters: object) -> 
 
 async def list_jobs(connection: Connection, schema: Schema, *, limit: int, **filters: object) -> list[Job]:
     """Jobs in the order of their ids: those for which all filters that are not None hold."""
+    return [read_job(row) for row in await fetch_jobs(connection, schema, **filters, first_jobs=limit)]
+
+
+async def fetch_jobs(connection: Connection, schema: Schema, **filters: object) -> list[asyncpg.Record]:
+    """Those for which all filters hold, as rows; the filters stand in the order of the statement's parts."""
     statements = statements_for(schema, "jobs.sql")
     parts, values = [statements["select_jobs"]], []
-    for name, value in [*filters.items(), ("first_jobs", limit)]:
+    for name, value in filters.items():
         if value is not None:
             values.append(value)
             parts.append(statements[name].replace("{value}", f"${len(values)}"))
-    return [read_job(row) for row in await connection.fetch("\n".join(parts), *values)]
+    return await connection.fetch("\n".join(parts), *values)
 
 
 async def change_jobs(connection: Connection, schema: Schema, name: str, *arguments: object) -> list[Job]:

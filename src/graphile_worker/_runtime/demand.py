@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from graphile_worker._runtime.looks import Looks
     from graphile_worker._runtime.prefetch import Prefetched
     from graphile_worker._runtime.slots import Slots
+    from graphile_worker._runtime.vitals import Vitals
     from graphile_worker.options import WorkerOptions
 
 
@@ -26,7 +27,9 @@ class Demand:
         flags: ForbiddenFlags,
         looks: Looks,
         clock: Clock,
+        vitals: Vitals,
     ) -> None:
+        self._vitals = vitals
         self._prefetch = options.prefetch
         self._slots = slots
         self._prefetched = prefetched
@@ -49,7 +52,7 @@ class Demand:
     @property
     def room(self) -> int:
         """How many jobs we would take."""
-        if self.ended:
+        if self.ended or not self._vitals.may_work():
             return 0
         room = self._slots.free + self.ahead - len(self._prefetched)
         # What is in hand may all be waiting for its queue: then the free slots want something else.

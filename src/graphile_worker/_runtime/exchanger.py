@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from graphile_worker._db import exchange as database
 from graphile_worker._db.connect import is_open
 from graphile_worker._db.failures import Trouble, statement_failed, trouble_of
+from graphile_worker._db.workers import hold_session
 from graphile_worker.errors import GraphileWorkerError
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class Exchanger:
         self._backend: Backend | None = None
         self._fetch: Fetch | None = None
         self._resources = AsyncExitStack()
+        self.holds_session = False
+        """Whether others can see that the connection is there."""
 
     @property
     def connected(self) -> bool:
@@ -73,6 +76,9 @@ class Exchanger:
                 self._backend = await database.identify_backend(connection, schema)
                 self._tasks = await database.register_tasks(connection, schema, self._identifiers)
             self._fetch = None
+            self.holds_session = self._backend is not None
+            if self.holds_session:
+                await hold_session(connection, schema, self._worker_id)
             if self._session.pool.prepared_statements:
                 self._fetch = await database.prepare(connection, schema)
             locked = await database.read_locked(connection, schema, self._worker_id, self._tasks)

@@ -101,9 +101,13 @@ class Executor:
         """The context variables that a job starts with: those of whoever started the worker."""
         return self._context.copy()
 
-    def warn(self) -> None:
-        """Let running tasks know that the worker is stopping."""
-        self._surroundings.stopping.set()
+    def warn(self, concerned: Callable[[str | None], bool] = lambda _task: True) -> None:
+        """Let running tasks know that they are to stop: see `Surroundings.warn`."""
+        self._surroundings.warn(concerned)
+
+    def calm(self) -> None:
+        """Tasks that begin from now on need not stop."""
+        self._surroundings.calm()
 
     def close(self) -> None:
         """Nothing more will run."""

@@ -1,44 +1,32 @@
-"""A worker from its start to its stop: the parts, put together."""
+"""A worker from its start to its stop."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-import secrets
 from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from graphile_worker import events as event
-from graphile_worker._db.connect import Pool
 from graphile_worker._db.migrate import check_revisions
-from graphile_worker._db.session import Session
-from graphile_worker._runtime.clock import Clock
-from graphile_worker._runtime.exchanger import Exchanger
-from graphile_worker._runtime.executor import Executor, read_handlers
-from graphile_worker._runtime.flags import ForbiddenFlags
-from graphile_worker._runtime.job_log import JobLog
-from graphile_worker._runtime.notifier import Notifier
+from graphile_worker._runtime.parts import Parts
 from graphile_worker._runtime.signals import SignalSubscriber
-from graphile_worker._runtime.stale_locks import StaleLocks
-from graphile_worker._runtime.worker import GIVE_UP_AFTER, Worker
-from graphile_worker.client import WorkerUtils, find_schema
-from graphile_worker.context import Surroundings
+from graphile_worker._runtime.worker import GIVE_UP_AFTER
+from graphile_worker.durations import seconds
 from graphile_worker.errors import GraphileWorkerError, SchemaTooNewError, ShutdownError
-from graphile_worker.events import WorkerPool
-from graphile_worker.logs import ScopedLogger
-from graphile_worker.options import seconds
 
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from graphile_worker._db.exchange import Held
-    from graphile_worker._runtime.executor import Handler, Tasks
-    from graphile_worker.options import Duration, WorkerOptions
+    from graphile_worker._runtime.executor import Tasks
+    from graphile_worker.durations import Duration
+    from graphile_worker.liveness import Health
+    from graphile_worker.options import WorkerOptions
 
-_ID_BYTES = 9
 _STEP = 0.1
 _MOST_SHOWN = 20
 
@@ -63,22 +51,15 @@ class Runner:
     def __init__(self, tasks: Tasks, options: WorkerOptions) -> None:
         if os.environ.get("GRAPHILE_LOGGER_DEBUG"):
             logging.getLogger("graphile_worker").setLevel(logging.DEBUG)
-        handlers = read_handlers(tasks)
-        self.id = f"python-{secrets.token_hex(_ID_BYTES)}"
-        self.events = options.events
-        self.logger = ScopedLogger(
-            options.logger or logging.getLogger("graphile_worker"), {"label": "worker", "worker_id": self.id}
-        )
         self._options = options
-        self._session = _open_session(options, self.logger)
-        self._pool = WorkerPool(self.id, self._session.schema.name, options.concurrency, tuple(handlers))
-        self.utils = WorkerUtils.on_session(self._session, use_local_time=options.use_local_time)
+        self._parts = parts = Parts(
+            tasks, options, on_migration=self._check_revisions_soon, check_revisions=self._check_revisions
+        )
+        self._worker, self._pool = parts.worker, parts.pool
+        self.id, self.events, self.logger = parts.pool.id, options.events, parts.logger
+        self.utils = parts.utils
         self.add_job = self.utils.add_job
-        self._flags = ForbiddenFlags(options.forbidden_flags, self.logger)
-        self._listen_on = Pool(options.listen_dsn, max_size=1) if options.listen_dsn else self._session.pool
-        self._make_services(handlers)
         self._signals = SignalSubscriber(self._on_signal)
-        self._job_log = JobLog(self.events, self.logger)
         self._interrupt = asyncio.Event()
         self._signalled = False
         self._error: GraphileWorkerError | None = None
@@ -86,37 +67,6 @@ class Runner:
         self._watching: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
-
-    def _make_services(self, handlers: Mapping[str, Handler]) -> None:
-        options, clock = self._options, Clock(local=self._options.use_local_time)
-        surroundings = Surroundings(worker_id=self.id, utils=self.utils, logger=self.logger, now=clock.now)
-        self._worker = Worker(
-            pool=self._pool,
-            options=options,
-            exchanger=Exchanger(self._session, self.id, handlers),
-            executor=Executor(handlers, surroundings, options.interrupted_delay),
-            flags=self._flags,
-            clock=clock,
-            events=self.events,
-            logger=self.logger,
-        )
-        self._notifier = Notifier(
-            pool=self._pool,
-            listen_on=self._listen_on,
-            session=self._session,
-            on_jobs=self._worker.look,
-            on_migration=self._check_revisions_soon,
-            events=self.events,
-            logger=self.logger,
-        )
-        self._stale_locks = StaleLocks(
-            pool=self._pool,
-            options=options,
-            session=self._session,
-            check_revisions=self._check_revisions,
-            events=self.events,
-            logger=self.logger,
-        )
 
     def __repr__(self) -> str:
         return f"Runner(id={self.id!r}, schema={self._pool.schema!r})"
@@ -147,19 +97,13 @@ class Runner:
         self._worker.announce()
         if self._options.migrate:
             await self.utils.migrate()
-        await self._worker.connect()
-        if self._options.once:
-            await self._stale_locks.unlock()
-        self._job_log.connected(self._pool.tasks)
+        await self._parts.connect()
         self._watching = asyncio.create_task(self._watch(), name="graphile-worker runner")
         if self._options.handle_signals:
             self._signals.subscribe()
-        self._worker.start()
-        if not self._options.once:
-            self._stale_locks.start()
+        self._parts.start()
         if self._options.listen:
-            self._notifier.start()
-            listening = asyncio.ensure_future(self._notifier.tried.wait())
+            listening = asyncio.ensure_future(self._parts.notifier.tried.wait())
             try:
                 await _any([listening, self._ended])
             finally:
@@ -188,6 +132,10 @@ class Runner:
         # Whoever stops waiting for it does not stop it.
         await asyncio.shield(self._begin_stop("The runner was told to stop"))
 
+    def health(self) -> Health:
+        """How the worker is; may be called from any thread."""
+        return self._parts.health.read()
+
     @property
     def drained(self) -> Drained:
         """What it did until now."""
@@ -200,6 +148,7 @@ class Runner:
         return self._stopping
 
     async def _stop(self, message: str) -> None:
+        self._parts.health.phase = "stopping"
         self.events.emit(event.Stop())
         self.events.emit(event.PoolGracefulShutdown(worker_pool=self._pool, message=message))
         self._worker.begin_stop()
@@ -262,14 +211,7 @@ class Runner:
         for task in (self._watching, self._checking):
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
-        await self._notifier.stop()
-        await self._stale_locks.stop()
-        await self._flags.close()
-        await self._worker.end()
-        self._job_log.close()
-        if not self._worker.running:
-            await self._session.pool.close()
-            await self._listen_on.close()
+        await self._parts.close()
         self.events.emit(event.PoolRelease(worker_pool=self._pool))
         if not self._ended.done():
             if self._error is None:
@@ -310,7 +252,8 @@ class Runner:
     async def _check_revisions(self) -> None:
         """The schema may have been changed: go on only if we know how."""
         try:
-            await self._session.call(lambda on: check_revisions(on, self._session.schema))
+            session = self._parts.session
+            await session.call(lambda on: check_revisions(on, session.schema))
         except SchemaTooNewError as error:
             self._fail(error)
             self._begin_stop("The schema was changed in a way that breaks this worker")
@@ -325,17 +268,6 @@ class Runner:
         self._signalled = True
         asyncio.get_running_loop().call_later(grace, self._interrupt.set)
         self._begin_stop(f"{number.name} was received")
-
-
-def _open_session(options: WorkerOptions, logger: ScopedLogger) -> Session:
-    pool = Pool(
-        options.dsn,
-        pool=options.pool,
-        max_size=options.max_pool_size,
-        prepared_statements=options.prepared_statements,
-        dedicated=options.own_connections,
-    )
-    return Session(find_schema(options.schema), pool, logger)
 
 
 def _noticed(task: asyncio.Task[None]) -> None:

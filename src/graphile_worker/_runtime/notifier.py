@@ -75,6 +75,11 @@ class Notifier(Service):
         self.tried = asyncio.Event()
         """Set once it listens, or has found that it cannot for now."""
 
+    @property
+    def listens(self) -> bool:
+        """Whether there is a connection to hear on."""
+        return self._ear is not None
+
     async def tick(self) -> float:
         """Listen for as long as the connection holds."""
         self._events.emit(event.PoolListenConnecting(worker_pool=self._pool, attempts=self._attempts))

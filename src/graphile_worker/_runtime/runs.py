@@ -28,6 +28,8 @@ class Run(msgspec.Struct, eq=False):
     error: BaseException | None = None
     """What it failed with, if it did."""
     interrupted: bool = False
+    fenced: bool = False
+    """Whether it was told to stop because it is not ours any more."""
 
 
 def tell_started(events: Events, run: Run) -> None:

@@ -12,7 +12,7 @@ from graphile_worker._runtime.runs import Run, tell_ended, tell_settled, tell_st
 from graphile_worker.outcome import Completed, Failed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     from graphile_worker._db.exchange import Held
     from graphile_worker._runtime.executor import Executor
@@ -95,6 +95,22 @@ class Slots:
         tell_ended(self._events, run, outcome)
         self._on_end(run.held, outcome)
 
+    def fence(self, ours: Callable[[str | None], bool]) -> None:
+        """Stop what runs and is not ours any more: jobs of tasks for which that does not hold."""
+        self._executor.warn(lambda task: not ours(task))
+        self.stop_all_but({held for held in self._running if ours(held.job.task_identifier)})
+
+    def stop_all_but(self, ours: Container[Held]) -> None:
+        """Stop what runs and is not among these, each once."""
+        for held, run in self._running.items():
+            if not run.fenced and held not in ours:
+                run.fenced = True
+                self._cancel(run, "the worker cannot say that it lives")
+
+    def unfence(self) -> None:
+        """What begins from now on is ours."""
+        self._executor.calm()
+
     def release(self) -> None:
         """Tell that there will be no more jobs."""
         self._executor.warn()
@@ -104,10 +120,13 @@ class Slots:
     def interrupt(self) -> None:
         """Stop what runs."""
         for run in self._running.values():
-            if run.task is not None:
-                # One that is cancelled before its first step never gets to say that it has ended.
-                run.task.add_done_callback(partial(self._bury, run))
-                run.task.cancel("the worker is stopping")
+            self._cancel(run, "the worker is stopping")
+
+    def _cancel(self, run: Run, why: str) -> None:
+        if run.task is not None:
+            # One that is cancelled before its first step never gets to say that it has ended.
+            run.task.add_done_callback(partial(self._bury, run))
+            run.task.cancel(why)
 
     def _bury(self, run: Run, _task: asyncio.Task[None]) -> None:
         if run.held in self._running:

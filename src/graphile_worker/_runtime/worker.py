@@ -13,30 +13,27 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from graphile_worker import events as event
 from graphile_worker._db.exchange import NOTHING, Wish
-from graphile_worker._runtime.adoption import reconcile
 from graphile_worker._runtime.demand import Demand
 from graphile_worker._runtime.exchanger import OutageError
+from graphile_worker._runtime.in_hand import InHand
 from graphile_worker._runtime.looks import Looks
-from graphile_worker._runtime.prefetch import Prefetched
-from graphile_worker._runtime.results import Results
 from graphile_worker._runtime.service import Service
-from graphile_worker._runtime.slots import Slots
 from graphile_worker._runtime.weather import Weather
 from graphile_worker.errors import ConfigurationError, GraphileWorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
-    from graphile_worker._db.exchange import Answer, Held, Locked, Reply, Result
+    from graphile_worker._db.exchange import Answer, Held, Reply, Result
     from graphile_worker._runtime.clock import Clock
     from graphile_worker._runtime.exchanger import Exchanger
     from graphile_worker._runtime.executor import Executor
     from graphile_worker._runtime.flags import ForbiddenFlags
+    from graphile_worker._runtime.vitals import Vitals
     from graphile_worker.emitter import Events
     from graphile_worker.events import WorkerPool
     from graphile_worker.logs import ScopedLogger
     from graphile_worker.options import WorkerOptions
-    from graphile_worker.outcome import Outcome
 
 _HOUSEKEEPING = 60.0
 GIVE_UP_AFTER = 10.0
@@ -49,6 +46,8 @@ class _Exchange(NamedTuple):
     results: list[Result]
     wish: Wish
     sent: float
+    alive: float
+    """When it was sent, by the clock of our vitals."""
     answer: Awaitable[Answer]
     """A task, if it was sent before somebody waits for it."""
 
@@ -63,6 +62,7 @@ class Worker(Service):
         options: WorkerOptions,
         exchanger: Exchanger,
         executor: Executor,
+        vitals: Vitals,
         flags: ForbiddenFlags,
         clock: Clock,
         events: Events,
@@ -72,39 +72,53 @@ class Worker(Service):
         self._pool = pool
         self._options = options
         self._exchanger = exchanger
+        self._vitals = vitals
         self._flags = flags
         self._clock = clock
         self._events = events
         self._looks = Looks(options.poll_interval)
-        self._prefetched = Prefetched(events, pool)
-        self._slots = Slots(pool, options.concurrency, executor, events, self._end_run)
-        self._demand = Demand(options, self._slots, self._prefetched, flags, self._looks, clock)
-        # Not by their ids: a job that somebody freed while it ran may be claimed a second time.
-        self._held: set[Held] = set()
-        self._results = Results()
+        self._in_hand = InHand(
+            pool=pool,
+            options=options,
+            executor=executor,
+            vitals=vitals,
+            events=events,
+            logger=logger,
+            ended=self._end_run,
+        )
+        self._slots, self._results = self._in_hand.slots, self._in_hand.results
+        self._demand = Demand(
+            options, self._slots, self._in_hand.prefetched, flags, self._looks, clock, vitals
+        )
         self._sent_ahead: _Exchange | None = None
         self._weather = Weather(logger)
         self._house_kept = monotonic()
         flags.answered = self.look
-        self._claims_unknown = self._nothing_left = False
+        self._claims_unknown = self._nothing_left = self._declared_dead = False
         self._stopping = self._interrupted = self._saving = self._given_up = False
         self.idle = asyncio.Event()
         """Set when the worker was told to stop, or to end when nothing is left, and nothing is in hand."""
         self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with the error that the worker cannot go on after."""
+        self.on_reconciled: Callable[[], None] = lambda: None
+        """Called when it was declared dead, and has read back what is still its own."""
+        self.on_saved: Callable[[], Awaitable[None]] | None = None
+        """Called when the event loop is being closed, and all is recorded that could be."""
+        self.asking: float | None = None
+        """Since when, by the clock of our vitals, the database owes us an answer."""
+        self.answered: float | None = None
+        """When the question was asked that it last answered."""
         self.complaint: GraphileWorkerError | None = None
         """Why it ended by itself before everything was done."""
 
     def announce(self) -> None:
         """Tell what there is."""
-        self._slots.announce()
-        if self._options.prefetch:
-            self._events.emit(event.LocalQueueInit(worker_pool=self._pool, size=self._options.prefetch))
+        self._in_hand.announce()
 
     async def connect(self) -> None:
         """Connect for the first time; an error is the caller's."""
         try:
-            self._adopt(await self._exchanger.connect())
+            self._in_hand.adopt(await self._exchanger.connect())
         except OutageError as outage:
             raise outage.error or outage from None
 
@@ -118,10 +132,26 @@ class Worker(Service):
         if self._stopping:
             return
         self._stopping = self._demand.ended = True
-        self._slots.release()
-        self._results.add(self._prefetched.give_back("RELEASED"))
+        self._in_hand.release()
         self._weather.hurry()
         self.wake()
+
+    def fence(self) -> None:
+        """Others may take what we hold, or have: stop it. May be called again, when more leases are over."""
+        self._in_hand.fence()
+        self.wake()
+
+    def mourn(self) -> None:
+        """Others have declared us dead: read back what is ours after all, then come back to life."""
+        self.fence()
+        self._declared_dead = True
+        self._exchanger.abandon()
+
+    def unfence(self) -> None:
+        """A heartbeat is recorded: what we claim from now on is ours."""
+        if self._in_hand.fenced:
+            self._in_hand.unfence()
+            self.look()
 
     def interrupt(self) -> None:
         """Stop what runs."""
@@ -142,7 +172,7 @@ class Worker(Service):
     @property
     def in_hand(self) -> Sequence[Held]:
         """Jobs that are ours, and whose outcome is not recorded."""
-        return tuple(self._held)
+        return tuple(self._in_hand.all)
 
     @property
     def running(self) -> Sequence[Held]:
@@ -188,9 +218,11 @@ class Worker(Service):
             was_running = bool(self._slots.running)  # on threads: nobody can hurry them
             await self._sleep(min(delay if delay is not None else 1.0, 1.0))
             quiet_since = monotonic() if was_running else quiet_since
-        if self._held:
-            self.logger.error("The event loop was closed before %d jobs were recorded", len(self._held))
+        if self._in_hand:
+            self.logger.error("The event loop was closed before %d jobs were recorded", len(self._in_hand))
         await self._exchanger.disconnect()
+        if self.on_saved is not None:
+            await self.on_saved()
 
     async def tick(self) -> float | None:
         """One exchange, if there is a reason for one."""
@@ -213,8 +245,9 @@ class Worker(Service):
     async def _tick(self) -> float | None:
         if self.fatal.done() or self.idle.is_set():
             return None
-        if self._exchanger.connected:  # or what we give back would be nobody's
-            self._expire()
+        # Without a connection what we give back would be nobody's.
+        if self._exchanger.connected and self._in_hand.expire():
+            self._demand.prefetching = False  # until a slot is free
         exchange, self._sent_ahead = self._sent_ahead or await self._next_exchange(), None
         if exchange is not None:
             await self._finish_exchange(exchange)
@@ -235,15 +268,20 @@ class Worker(Service):
     def _begin_exchange(self, results: list[Result], wish: Wish) -> _Exchange:
         if wish.wanted and self._events.wants(event.WorkerGetJobStart):
             self._events.emit(event.WorkerGetJobStart(worker=self._slots.any))
-        return _Exchange(results, wish, monotonic(), self._exchanger.exchange(results, wish))
+        answer = self._exchanger.exchange(results, wish)
+        return _Exchange(results, wish, monotonic(), self._vitals.clock(), answer)
 
     async def _finish_exchange(self, exchange: _Exchange) -> None:
+        self.asking = exchange.alive
         try:
             answer = await exchange.answer
         except BaseException as error:
             # Cancelled only when the event loop is closed under us, or we were given up.
             self._not_answered(exchange, error)
             raise
+        finally:
+            self.asking = None
+        self.answered = exchange.alive
         try:
             if self._may_send_ahead(exchange.wish, answer):
                 await self._send_ahead(answer)
@@ -259,11 +297,11 @@ class Worker(Service):
             self._not_answered(exchange, error)
             raise OutageError(error, unknown=True) from error
         self._weather.answered()
+        if self._exchanger.holds_session:
+            self._vitals.exchanged(exchange.alive)
         self._clock.observe(reply.now)
         if exchange.results:
-            recorded, lost = self._results.sort_out(exchange.results, reply)
-            self._settle(recorded, event.JobComplete)
-            self._settle(lost, event.JobLost)
+            self._in_hand.settle(exchange.results, reply)
         if exchange.wish.wanted:
             self._looks.end(exchange.sent, exchange.wish, reply)
             self._receive(exchange.wish, reply)
@@ -323,13 +361,13 @@ class Worker(Service):
         now = monotonic()
         if self._results.again is not None:
             delays.append(self._results.again - now)
-        if self._prefetched.oldest is not None:
-            delays.append(self._prefetched.oldest + self._options.prefetch_ttl - now)
+        if self._in_hand.oldest is not None:
+            delays.append(self._in_hand.oldest - now)
         return max(0.0, min(delays))
 
     def _check_idle(self) -> None:
         done = self._stopping or (self._options.once and self._nothing_left)
-        if done and not (self._held or self._claims_unknown or self._sent_ahead):
+        if done and not (self._in_hand or self._claims_unknown or self._sent_ahead):
             self.idle.set()
 
     def _receive(self, wish: Wish, reply: Reply) -> None:
@@ -337,60 +375,25 @@ class Worker(Service):
             self._events.emit(event.WorkerGetJobEmpty(worker=self._slots.any))
         seen_all = not (reply.contended or wish.mark) and reply.next_queue == 0
         self._nothing_left = seen_all and not reply.claimed and not self._looks.due()
-        self._hold(reply.claimed)
-        if self._options.prefetch and reply.claimed:
-            jobs = [held.job for held in reply.claimed]
-            self._events.emit(event.LocalQueueGetJobsComplete(worker_pool=self._pool, jobs=jobs))
-        self._start_jobs()
+        self._in_hand.receive(reply.claimed)
 
-    def _hold(self, claimed: Iterable[Held]) -> None:
-        claimed = list(claimed)
-        self._held.update(claimed)
-        self._prefetched.add(claimed)
-        if self._stopping:
-            self._results.add(self._prefetched.give_back("RELEASED"))
-
-    def _start_jobs(self) -> None:
-        while self._slots.free and not self._stopping and (held := self._prefetched.take()) is not None:
-            self._slots.start(held)
-
-    def _end_run(self, held: Held, outcome: Outcome) -> None:
+    def _end_run(self) -> None:
         self._demand.resume()
-        self._results.add([self._prefetched.finish(held, outcome)])
-        self._start_jobs()
         self.wake()
 
-    def _expire(self) -> None:
-        """Give back what has waited too long for a slot; and claim nothing ahead until one is free."""
-        oldest = self._prefetched.oldest
-        horizon = monotonic() - self._options.prefetch_ttl
-        if oldest is not None and oldest <= horizon:
-            self._demand.prefetching = False
-            self._results.add(self._prefetched.give_back("TTL_EXPIRED", claimed_until=horizon))
-
-    def _settle(self, results: Iterable[Result], kind: type[event.JobComplete | event.JobLost]) -> None:
-        for result in results:
-            self._held.discard(result.held)
-            self._slots.settle(result.held, kind)
-
     async def _reconnect(self) -> None:
-        spare_queues = self._adopt(await self._exchanger.connect())
+        spare_queues = self._in_hand.adopt(await self._exchanger.connect())
+        self._claims_unknown = False
         if spare_queues:
             await self._exchanger.unlock_queues(spare_queues)
         self._weather.answered()
         self._looks.wake()
-
-    def _adopt(self, locked: Locked) -> list[int]:
-        """Take in hand what an exchange of which we got no answer claimed; returns queues to let go."""
-        found = reconcile(self._held, locked)
-        self._settle(self._results.confirm(found.still_ours), event.JobComplete)
-        self._claims_unknown = False
-        self._hold(found.adopted)
-        self._start_jobs()
-        return found.spare_queues
+        if self._declared_dead:
+            self._declared_dead = False
+            self.on_reconciled()
 
     async def _keep_house(self) -> None:
         """Now and then: see to what changes slowly."""
         self._house_kept = monotonic()
         await self._exchanger.refresh_tasks()
-        await self._exchanger.renew(self._held, self._clock.database_now())
+        await self._exchanger.renew(self._in_hand.all, self._clock.database_now())

@@ -147,6 +147,9 @@ and {job_state} = {value}
 -- name: having_locked_by
 and job.locked_by = {value}
 
+-- name: having_locked_by_any
+and job.locked_by = any ({value}::text[])
+
 -- name: having_text
 and (
   job.payload::text ilike {value} or job.last_error ilike {value} or job.key ilike {value}

@@ -1,0 +1,169 @@
+-- Which workers live.
+--
+-- A row of _private_workers is the Rust port's. Ours say in their metadata what others may conclude from their silence:
+-- lease {seconds, fast, epoch, tasks}. One that was declared dead stays for a while, with died_at: whatever is locked
+-- under its name is to be freed, also what one of its statements locks even later.
+
+-- name: meet
+select
+  pg_backend_pid() as pid,
+  pg_postmaster_start_time()::text as epoch,
+  host(inet_server_addr()) as address,
+  inet_server_port() as port;
+
+-- name: hold_session
+-- Shared, because each of the worker's sessions holds it. Gone when they are.
+select pg_advisory_lock_shared(hashtextextended('graphile_worker alive ' || $1::text, 0));
+
+-- name: register
+insert into {schema}._private_workers as worker (id, last_heartbeat_at, started_at, metadata)
+values ($1, clock_timestamp(), clock_timestamp(), $2::text::jsonb)
+on conflict (id) do update set last_heartbeat_at = excluded.last_heartbeat_at, metadata = excluded.metadata;
+
+-- name: beat
+-- Nothing comes back if others take it for dead, or somebody removed its row.
+update {schema}._private_workers
+set last_heartbeat_at = clock_timestamp(), metadata = metadata || $2::text::jsonb
+where id = $1 and metadata ? 'lease' and not metadata ? 'died_at'
+returning true;
+
+-- name: deregister
+delete from {schema}._private_workers where id = $1;
+
+-- name: dead_is_due
+-- Those to be swept again: after a while, then after twice as long, at last every minute.
+coalesce(
+    clock_timestamp() - (metadata ->> 'swept_at')::timestamptz >= least(interval '1 minute', greatest(
+      interval '5 seconds', (metadata ->> 'swept_at')::timestamptz - (metadata ->> 'died_at')::timestamptz
+    )), metadata ? 'died_at'
+  )
+
+-- name: read_beats
+-- The beat as text, because it is only compared.
+select
+  id, last_heartbeat_at::text as beat, metadata ? 'died_at' as dead,
+  (metadata -> 'lease' ->> 'seconds')::float8 as seconds,
+  (metadata -> 'lease' ->> 'fast')::float8 as fast,
+  (metadata -> 'lease' ->> 'epoch') = pg_postmaster_start_time()::text as same_epoch,
+  extract(epoch from clock_timestamp() - last_heartbeat_at)::float8 as age,
+  {dead_is_due} as due
+from {schema}._private_workers
+where jsonb_typeof(metadata -> 'lease' -> 'seconds') = 'number';
+
+-- name: find_lost_sessions
+-- Of these workers, those none of whose sessions is there.
+select given.id
+from (select id, hashtextextended('graphile_worker alive ' || id, 0) as key from unnest($1::text[]) as given (id)) as given
+where not exists (
+  select from pg_catalog.pg_locks as held
+  where held.locktype = 'advisory' and held.objsubid = 1
+    and held.database = (select oid from pg_catalog.pg_database where datname = current_database())
+    and held.classid::bigint = (given.key >> 32) & 4294967295
+    and held.objid::bigint = given.key & 4294967295
+);
+
+-- name: become_sweeper
+-- One at a time in a schema, until the end of the transaction.
+select pg_try_advisory_xact_lock(hashtextextended('graphile_worker sweep ' || $1::text, 0));
+
+-- name: declare_dead
+update {schema}._private_workers as worker
+set metadata = worker.metadata || jsonb_build_object(
+  'died_at', clock_timestamp(), 'declared_by', $4::text, 'silence', given.silence,
+  -- Whoever declares it dead sweeps it; others do if that does not happen.
+  'swept_at', clock_timestamp()
+)
+from unnest($1::text[], $2::text[], $3::float8[]) as given (id, beat, silence)
+where worker.id = given.id and worker.last_heartbeat_at::text = given.beat and not worker.metadata ? 'died_at'
+returning worker.id;
+
+-- name: take_dead
+update {schema}._private_workers set metadata = metadata || jsonb_build_object('swept_at', clock_timestamp())
+where metadata ? 'died_at' and ($1::boolean or {dead_is_due})
+returning id;
+
+-- name: lock_dead
+-- Until we are done none of them can come back to life, and so claim something that we would free.
+select id from {schema}._private_workers where id = any ($1::text[]) and metadata ? 'died_at' for update;
+
+-- name: free_jobs
+-- By the fence of their claims. An attempt is given back only if nobody has taken the job's key over meanwhile.
+with ours as (
+  select given.*
+  from json_to_recordset($1::text::json) as given (
+    id bigint, locked_by text, locked_at timestamptz, error text, delay float8, final boolean, refund boolean,
+    attempts smallint, key text
+  )
+  cross join lateral (
+    select from {schema}._private_jobs as job
+    where job.id = given.id and job.locked_by = given.locked_by and job.locked_at = given.locked_at
+    for update skip locked
+  ) as job
+)
+update {schema}._private_jobs as job
+set
+  locked_at = null,
+  locked_by = null,
+  last_error = ours.error,
+  attempts = case
+    when ours.final then job.max_attempts
+    when ours.refund and job.attempts = ours.attempts and job.key is not distinct from ours.key
+      then greatest(0, job.attempts - 1)
+    else job.attempts
+  end,
+  run_at = case
+    when ours.delay is null then greatest(now(), job.run_at) + exp(least(10, job.attempts)) * interval '1 second'
+    else greatest(job.run_at, now() + ours.delay * interval '1 second')
+  end
+from ours where job.id = ours.id
+returning job.id;
+
+-- name: free_queues
+-- Those that none of their jobs holds any more.
+with free as (
+  select queue.id from {schema}._private_job_queues as queue
+  where queue.locked_by = any ($1::text[]) and queue.id <> all (array(
+    select job.job_queue_id from {schema}._private_jobs as job
+    where job.locked_by = any ($1::text[]) and job.job_queue_id is not null
+  ))
+  for update skip locked
+)
+update {schema}._private_job_queues as queue set locked_at = null, locked_by = null
+from free where queue.id = free.id
+returning queue.id;
+
+-- name: read_held_queues
+select id, queue_name, locked_by from {schema}._private_job_queues where locked_by = any ($1::text[]);
+
+-- name: tell_of_jobs
+select pg_notify('jobs:insert', json_build_object('r', random(), 'count', $1::integer)::text);
+
+-- name: forget_dead
+-- When nothing of theirs can come any more.
+delete from {schema}._private_workers as worker
+where worker.id = any ($1::text[]) and worker.metadata ? 'died_at'
+  and clock_timestamp() - (worker.metadata ->> 'died_at')::timestamptz > interval '10 minutes'
+  and not exists (select from {schema}._private_jobs as job where job.locked_by = worker.id)
+  and not exists (select from {schema}._private_job_queues as queue where queue.locked_by = worker.id);
+
+-- name: read_dead
+select id, metadata::text as metadata, started_at, last_heartbeat_at, 0 as jobs, 0 as queues
+from {schema}._private_workers where id = any ($1::text[]);
+
+-- name: list_workers
+-- Also those that hold something and have no row: Node's, and ours without recovery.
+with held as (
+  select locked_by as id, count(*) filter (where is_job) as jobs, count(*) filter (where not is_job) as queues
+  from (
+    select locked_by, true as is_job from {schema}._private_jobs where locked_by is not null
+    union all
+    select locked_by, false from {schema}._private_job_queues where locked_by is not null
+  ) as locked
+  group by locked_by
+)
+select
+  coalesce(worker.id, held.id) as id, worker.metadata::text as metadata, worker.started_at,
+  worker.last_heartbeat_at, coalesce(held.jobs, 0) as jobs, coalesce(held.queues, 0) as queues
+from {schema}._private_workers as worker
+full join held on held.id = worker.id
+order by worker.started_at nulls last, id;

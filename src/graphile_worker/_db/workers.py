@@ -1,0 +1,217 @@
+"""Which workers live: saying so, reading it, and freeing what dead ones hold."""
+
+from __future__ import annotations
+
+import json
+import socket
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from graphile_worker._db import queries
+from graphile_worker._db.connect import read_committed
+from graphile_worker._db.sql import Schema, statements_for
+from graphile_worker.liveness import WorkerInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import asyncpg
+
+    from graphile_worker._db.connect import Connection
+    from graphile_worker.job import Job
+
+_FILE = "workers.sql"
+
+
+class Met(NamedTuple):
+    """A server, as one session sees it."""
+
+    epoch: str
+    """Another one after each restart, and on each machine."""
+    is_session: bool
+    """Whether the session is ours alone; not if a pooler in between hands out its own."""
+    is_direct: bool
+    """Whether nothing is in between at all: then nobody else can refuse us."""
+
+
+class Beat(NamedTuple):
+    """What a worker of ours last said, and what it asks of others."""
+
+    id: str
+    beat: str
+    dead: bool
+    seconds: float
+    fast: float | None
+    """None if its sessions say nothing."""
+    same_epoch: bool
+    age: float
+    """Seconds since then by the database's clock."""
+    due: bool
+    """Whether it is dead, and to be swept again."""
+
+
+class Suspect(NamedTuple):
+    """A worker that is dead, if its beat is still that one."""
+
+    id: str
+    beat: str
+    silence: float
+
+
+class HeldQueue(NamedTuple):
+    """A serial queue that somebody has locked."""
+
+    id: int
+    name: str
+    locked_by: str
+
+
+async def meet(connection: Connection, schema: Schema) -> Met:
+    """Look who is at the other end."""
+    [row] = await connection.fetch(statements_for(schema, _FILE)["meet"])
+    transport = getattr(connection, "_transport", None)  # the driver has no other way to ask
+    sock = transport.get_extra_info("socket") if transport is not None else None
+    is_session = row["pid"] == connection.get_server_pid()
+    is_direct = is_session and sock is not None and _is_direct(sock, row["address"], row["port"])
+    return Met(row["epoch"], is_session, is_direct)
+
+
+def _is_direct(sock: socket.socket, address: str | None, port: int | None) -> bool:
+    if sock.family == getattr(socket, "AF_UNIX", None):
+        return True
+    return list(sock.getpeername()[:2]) == [address, port]
+
+
+async def hold_session(connection: Connection, schema: Schema, worker_id: str) -> None:
+    """Let others see that this session of the worker is there."""
+    await connection.execute(statements_for(schema, _FILE)["hold_session"], worker_id)
+
+
+async def register(
+    connection: Connection, schema: Schema, worker_id: str, metadata: Mapping[str, object]
+) -> None:
+    """The worker lives; also if it was declared dead."""
+    await connection.execute(statements_for(schema, _FILE)["register"], worker_id, json.dumps(metadata))
+
+
+async def beat(connection: Connection, schema: Schema, worker_id: str, changes: Mapping[str, object]) -> bool:
+    """The worker still lives; False if it is registered no more, or as dead."""
+    statement = statements_for(schema, _FILE)["beat"]
+    return bool(await connection.fetchval(statement, worker_id, json.dumps(changes)))
+
+
+async def deregister(connection: Connection, schema: Schema, worker_id: str) -> None:
+    """The worker is gone, and holds nothing."""
+    await connection.execute(statements_for(schema, _FILE)["deregister"], worker_id)
+
+
+async def read_beats(connection: Connection, schema: Schema) -> list[Beat]:
+    """All workers of ours."""
+    return [Beat(*row) for row in await connection.fetch(statements_for(schema, _FILE)["read_beats"])]
+
+
+async def find_lost_sessions(
+    connection: Connection, schema: Schema, worker_ids: Sequence[str]
+) -> frozenset[str]:
+    """Of these workers, those that have no session."""
+    rows = await connection.fetch(statements_for(schema, _FILE)["find_lost_sessions"], worker_ids)
+    return frozenset(row["id"] for row in rows)
+
+
+async def take_dead(
+    connection: Connection, schema: Schema, suspects: Sequence[Suspect], sweeper: str, *, all_dead: bool
+) -> list[str]:
+    """Declare these dead, and return all whose jobs are to be freed now; none if somebody else is at it."""
+    statements = statements_for(schema, _FILE)
+    async with read_committed(connection):
+        if not await connection.fetchval(statements["become_sweeper"], schema.name):
+            return []
+        # First, so that those we declare dead now are not among them.
+        taken = [row["id"] for row in await connection.fetch(statements["take_dead"], all_dead)]
+        if suspects:
+            ids, beats, silences = zip(*suspects, strict=True)
+            declared = await connection.fetch(statements["declare_dead"], ids, beats, silences, sweeper)
+            taken += [row["id"] for row in declared]
+    return taken
+
+
+async def read_workers(connection: Connection, schema: Schema, worker_ids: Sequence[str]) -> list[WorkerInfo]:
+    """What is known of these."""
+    rows = await connection.fetch(statements_for(schema, _FILE)["read_dead"], worker_ids)
+    return [_read_worker(row) for row in rows]
+
+
+async def list_workers(connection: Connection, schema: Schema) -> list[WorkerInfo]:
+    """All workers, and what they hold."""
+    return [
+        _read_worker(row) for row in await connection.fetch(statements_for(schema, _FILE)["list_workers"])
+    ]
+
+
+async def read_held(
+    connection: Connection, schema: Schema, worker_ids: Sequence[str]
+) -> tuple[list[Job], list[HeldQueue]]:
+    """Jobs and queues that these hold."""
+    statement = statements_for(schema, _FILE)["read_held_queues"]
+    queues = [HeldQueue(*row) for row in await connection.fetch(statement, worker_ids)]
+    rows = await queries.fetch_jobs(connection, schema, having_locked_by_any=worker_ids)
+    return [_read_any_job(row) for row in rows], queues
+
+
+async def free(
+    connection: Connection, schema: Schema, worker_ids: Sequence[str], changes: Sequence[Mapping[str, object]]
+) -> tuple[set[int], set[int]]:
+    """Free these jobs, and queues that have no locked job then; returns the ids of both."""
+    statements = statements_for(schema, _FILE)
+    async with read_committed(connection):
+        dead = {row["id"] for row in await connection.fetch(statements["lock_dead"], worker_ids)}
+        ours = json.dumps([change for change in changes if change["locked_by"] in dead])
+        # Jobs before queues, as everybody does who locks both.
+        jobs = {row["id"] for row in await connection.fetch(statements["free_jobs"], ours)}
+        queues = {row["id"] for row in await connection.fetch(statements["free_queues"], list(dead))}
+        if jobs or queues:
+            await connection.execute(statements["tell_of_jobs"], len(jobs) or 1)
+        await connection.execute(statements["forget_dead"], list(dead))
+    return jobs, queues
+
+
+def _read_any_job(row: asyncpg.Record) -> Job:
+    """Also one whose payload nobody can read: it must not keep the others from being freed."""
+    try:
+        return queries.read_job(row)
+    except (ValueError, TypeError, RecursionError):
+        readable = {**dict(row), "payload": "null", "flags": None}
+        return queries.read_job(cast("asyncpg.Record", readable))
+
+
+def _read_worker(row: asyncpg.Record) -> WorkerInfo:
+    try:
+        found = json.loads(row["metadata"] or "{}")
+    except (ValueError, RecursionError):
+        found = {}
+    known: Mapping[str, Any] = found if isinstance(found, dict) else {}
+    language = known.get("language") or ("node" if row["id"].startswith(("pool-", "worker-")) else None)
+    if language is None and known.keys() == {"pid"}:
+        language = "rust"
+    return WorkerInfo(
+        id=row["id"],
+        language=language,
+        version=known.get("version"),
+        host=known.get("host"),
+        pid=known.get("pid"),
+        concurrency=known.get("concurrency"),
+        tasks=known.get("tasks"),
+        started_at=row["started_at"],
+        last_heartbeat_at=row["last_heartbeat_at"],
+        died_at=_moment(known.get("died_at")),
+        lease=known.get("lease"),
+        jobs=row["jobs"],
+        queues=row["queues"],
+    )
+
+
+def _moment(text: object) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text) if isinstance(text, str) else None
+    except ValueError:
+        return None

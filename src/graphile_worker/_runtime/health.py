@@ -1,0 +1,175 @@
+"""How a worker is, and telling those who ask over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from graphile_worker.errors import ConfigurationError
+from graphile_worker.liveness import Health
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from graphile_worker._runtime.flags import ForbiddenFlags
+    from graphile_worker._runtime.notifier import Notifier
+    from graphile_worker._runtime.sidecar import Sidecar
+    from graphile_worker._runtime.vitals import Vitals
+    from graphile_worker._runtime.worker import Worker
+    from graphile_worker.events import WorkerPool
+    from graphile_worker.logs import ScopedLogger
+
+_PING = 1.0
+_BLOCKED = 5.0
+_HOPELESS = 60.0
+_UNANSWERED = 10.0
+_MOST_HEADERS = 16_384
+_REQUEST_TIMEOUT = 5.0
+_ADDRESS = re.compile(r"(?:(?P<host>[^:]*|\[[0-9a-fA-F:.]+\]):)?(?P<port>\d{1,5})")
+
+
+def parse_address(address: str | int) -> tuple[str | None, int]:
+    """Host and port; without a host it is this machine alone, with an empty one all its addresses.
+
+    >>> parse_address(8080), parse_address("0.0.0.0:80"), parse_address(":80")
+    (('127.0.0.1', 8080), ('0.0.0.0', 80), (None, 80))
+    """
+    match = None if isinstance(address, bool) else _ADDRESS.fullmatch(str(address))
+    if match is None or int(match["port"]) > 65535:  # noqa: PLR2004 - the highest port
+        raise ConfigurationError(f"health is {address!r}; it must be a port, or host:port.")
+    host = "127.0.0.1" if match["host"] is None else match["host"].strip("[]")
+    return host or None, int(match["port"])
+
+
+class HealthCheck:
+    """Reads from all parts. With an address it answers on the sidecar, also while a task blocks the loop."""
+
+    def __init__(
+        self,
+        *,
+        pool: WorkerPool,
+        worker: Worker,
+        notifier: Notifier,
+        vitals: Vitals,
+        flags: ForbiddenFlags,
+        sidecar: Sidecar,
+        address: str | int | None,
+        logger: ScopedLogger,
+    ) -> None:
+        self._pool = pool
+        self._worker = worker
+        self._notifier = notifier
+        self._vitals = vitals
+        self._flags = flags
+        self._sidecar = sidecar
+        self._address = None if address is None else parse_address(address)
+        self._logger = logger
+        self._loop = asyncio.get_running_loop()
+        self._turned: float | None = None
+        """When the event loop was last seen to turn, while somebody watches that."""
+        self._serving: list[Future[None]] = []
+        self._server: asyncio.Server | None = None
+        self.phase = "starting"
+
+    async def start(self) -> None:
+        """Answer from now on, if there is an address."""
+        if self._address is None:
+            return
+        host, port = self._address
+        try:
+            await self._sidecar.run(self._listen(host, port))
+        except OSError as error:
+            raise ConfigurationError(
+                f"health is {host or ''}:{port}, where this process cannot listen: {error.strerror or error}."
+            ) from None
+        self._serving.append(self._sidecar.submit(self._watch_loop()))
+
+    async def stop(self) -> None:
+        """Answer no more."""
+        for serving in self._serving:
+            serving.cancel()
+        if self._server is not None:
+            await self._sidecar.run(self._close())
+
+    def read(self) -> Health:
+        """How the worker is now. Called from any thread."""
+        now = self._vitals.clock()
+        blocked = 0.0 if self._turned is None else now - self._turned
+        state, reason = self._state(now, blocked)
+        confirmed, answered = self._vitals.confirmed, self._worker.answered
+        return Health(
+            state=state,
+            live=state != "stopped" and blocked < _HOPELESS,
+            ready=state == "ready",
+            reason=reason,
+            worker_id=self._pool.id,
+            running=len(self._worker.running),
+            concurrency=self._pool.concurrency,
+            last_exchange=None if answered is None else round(now - answered, 3),
+            last_heartbeat=None if confirmed is None else round(now - confirmed, 3),
+            listening=self._notifier.listens,
+        )
+
+    def _state(self, now: float, blocked: float) -> tuple[str, str | None]:  # noqa: PLR0911 - one a state
+        asking = self._worker.asking
+        if self.phase != "running":
+            return self.phase, None
+        if self._vitals.dead or not self._vitals.may_work():
+            return "fenced", "No heartbeat is recorded, so jobs were given up before others take them."
+        if not self._worker.reachable:
+            return "unreachable", "The database cannot be used."
+        if asking is not None and now - asking > _UNANSWERED:
+            return "unreachable", f"The database has not answered for {now - asking:.0f} s."
+        if blocked > _BLOCKED:
+            return "blocked", f"A task has blocked the event loop for {blocked:.0f} s."
+        if self._flags.error is not None:
+            return "unsure", f"forbidden_flags failed: {self._flags.error!r}."
+        return "ready", None
+
+    async def _watch_loop(self) -> None:
+        """On the sidecar: see whether the worker's event loop turns."""
+        self._turned = self._vitals.clock()
+        while True:
+            with suppress(RuntimeError):  # it was closed
+                self._loop.call_soon_threadsafe(self._turn)
+            await asyncio.sleep(_PING)
+
+    def _turn(self) -> None:
+        self._turned = self._vitals.clock()
+
+    async def _listen(self, host: str | None, port: int) -> None:
+        self._server = await asyncio.start_server(self._answer, host, port, limit=_MOST_HEADERS)
+
+    async def _close(self) -> None:
+        assert self._server is not None  # noqa: S101 - for the type checker
+        self._server.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            async with asyncio.timeout(_REQUEST_TIMEOUT):
+                request = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._response(request))
+                await writer.drain()
+        writer.close()
+
+    def _response(self, request: bytes) -> bytes:
+        method, _, rest = request.decode("latin-1").partition(" ")
+        path = rest.partition(" ")[0].partition("?")[0]
+        health = self.read()
+        answers = {"/": health.ready, "/live": health.live, "/ready": health.ready}
+        if method not in {"GET", "HEAD"}:
+            status, body = "405 Method Not Allowed", b"{}"
+        elif path not in answers:
+            status, body = "404 Not Found", msgspec.json.encode({"paths": list(answers)})
+        else:
+            status = "200 OK" if answers[path] else "503 Service Unavailable"
+            body = msgspec.json.encode(health)
+        head = (
+            f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            "Cache-Control: no-store\r\nConnection: close\r\n\r\n"
+        )
+        return head.encode() + (b"" if method == "HEAD" else body)

@@ -1,0 +1,163 @@
+"""The jobs in hand: from the moment that they are claimed until it is recorded what became of them."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from graphile_worker import events as event
+from graphile_worker._runtime.adoption import reconcile
+from graphile_worker._runtime.prefetch import Prefetched
+from graphile_worker._runtime.results import Results
+from graphile_worker._runtime.slots import Slots
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from graphile_worker._db.exchange import Held, Locked, Reply, Result
+    from graphile_worker._runtime.executor import Executor
+    from graphile_worker._runtime.vitals import Vitals
+    from graphile_worker.emitter import Events
+    from graphile_worker.events import WorkerPool
+    from graphile_worker.logs import ScopedLogger
+    from graphile_worker.options import WorkerOptions
+    from graphile_worker.outcome import Outcome
+
+
+class InHand:
+    """Begins jobs in their order, and keeps what became of them until it is recorded.
+
+    Args:
+        pool: Whose they are.
+        options: How the worker is to run.
+        executor: Runs a job.
+        vitals: Whether they are ours.
+        events: Where to tell.
+        logger: The same, for people.
+        ended: Called when a job has ended.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: WorkerPool,
+        options: WorkerOptions,
+        executor: Executor,
+        vitals: Vitals,
+        events: Events,
+        logger: ScopedLogger,
+        ended: Callable[[], None],
+    ) -> None:
+        self._pool = pool
+        self._options = options
+        self._vitals = vitals
+        self._events = events
+        self._logger = logger
+        self._on_end = ended
+        # Not by their ids: a job that somebody freed while it ran may be claimed a second time.
+        self.all: set[Held] = set()
+        self.prefetched = Prefetched(events, pool)
+        self.slots = Slots(pool, options.concurrency, executor, events, self._end_run)
+        self.results = Results()
+        self._released = False
+        self.fenced = False
+        """Whether we had to give up what we hold, because others may take it."""
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def announce(self) -> None:
+        """Tell what there is."""
+        self.slots.announce()
+        if self._options.prefetch:
+            self._events.emit(event.LocalQueueInit(worker_pool=self._pool, size=self._options.prefetch))
+
+    def receive(self, claimed: Sequence[Held]) -> None:
+        """These are ours now."""
+        self._hold(claimed)
+        if self._options.prefetch and claimed:
+            jobs = [held.job for held in claimed]
+            self._events.emit(event.LocalQueueGetJobsComplete(worker_pool=self._pool, jobs=jobs))
+        self._start()
+
+    def settle(self, results: list[Result], reply: Reply) -> None:
+        """The database was told of these, and answered."""
+        recorded, lost = self.results.sort_out(results, reply)
+        self._settle(recorded, event.JobComplete)
+        self._settle(lost, event.JobLost)
+
+    def adopt(self, locked: Locked) -> list[int]:
+        """Take in hand what an exchange of which we got no answer claimed; returns queues to let go."""
+        found = reconcile(self.all, locked)
+        self._settle(self.results.confirm(found.still_ours), event.JobComplete)
+        if self.fenced:  # somebody may have freed even what has a longer lease
+            self.slots.stop_all_but(found.still_ours)
+        self._hold(found.adopted)
+        self._start()
+        return found.spare_queues
+
+    def release(self) -> None:
+        """Begin nothing more, and give back what was not begun."""
+        self._released = True
+        self.slots.release()
+        self.results.add(self.prefetched.give_back("RELEASED"))
+
+    def fence(self) -> None:
+        """Others may take what we hold: stop it. May be called again, when more leases are over."""
+        if not self.fenced:
+            self.fenced = True
+            silence = self._vitals.clock() - (self._vitals.confirmed or 0.0)
+            why = "others declared this worker dead" if self._vitals.dead else "no heartbeat is recorded"
+            self._logger.error("Jobs are given up, for others may run them: %s (%.1f s)", why, silence)
+            self._events.emit(event.PoolFenced(worker_pool=self._pool, silence=silence))
+        self.results.add(self.prefetched.give_back("RELEASED"))
+        self.slots.fence(self._vitals.may_work)
+
+    def unfence(self) -> None:
+        """They may not, or not any more."""
+        self.fenced = False
+        if not self._released:
+            self.slots.unfence()
+        self._logger.info("The heartbeat is recorded, and jobs are ours again")
+        self._events.emit(event.PoolUnfenced(worker_pool=self._pool))
+
+    @property
+    def oldest(self) -> float | None:
+        """When (on the monotonic clock) the first of those that were not begun has waited too long."""
+        oldest = self.prefetched.oldest
+        return None if oldest is None else oldest + self._options.prefetch_ttl
+
+    def expire(self) -> bool:
+        """Give back what has waited too long for a slot; whether there was something."""
+        if self.oldest is None or self.oldest > monotonic():
+            return False
+        horizon = monotonic() - self._options.prefetch_ttl
+        self.results.add(self.prefetched.give_back("TTL_EXPIRED", claimed_until=horizon))
+        return True
+
+    def _hold(self, claimed: Iterable[Held]) -> None:
+        claimed = list(claimed)
+        self.all.update(claimed)
+        self.prefetched.add(claimed)
+        if self._released or self.fenced:
+            self.results.add(self.prefetched.give_back("RELEASED"))
+
+    def _start(self) -> None:
+        # One that woke up from a long sleep must not begin what may be somebody else's by now.
+        while (
+            self.slots.free
+            and not (self._released or self.fenced)
+            and self._vitals.may_work()
+            and (held := self.prefetched.take()) is not None
+        ):
+            self.slots.start(held)
+
+    def _end_run(self, held: Held, outcome: Outcome) -> None:
+        self.results.add([self.prefetched.finish(held, outcome)])
+        self._start()
+        self._on_end()
+
+    def _settle(self, results: Iterable[Result], kind: type[event.JobComplete | event.JobLost]) -> None:
+        for result in results:
+            self.all.discard(result.held)
+            self.slots.settle(result.held, kind)

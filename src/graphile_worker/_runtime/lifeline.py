@@ -1,0 +1,152 @@
+"""The worker's hold on life: its heartbeat, and giving up its work in time when nobody hears it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+from typing import TYPE_CHECKING
+
+from graphile_worker._db.failures import translated
+from graphile_worker._db.retryable import retrying
+from graphile_worker._runtime.heartbeat import Heartbeat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from graphile_worker._db.connect import Pool
+    from graphile_worker._db.sql import Schema
+    from graphile_worker._runtime.sidecar import Sidecar
+    from graphile_worker._runtime.vitals import Vitals
+    from graphile_worker._runtime.worker import Worker
+    from graphile_worker.events import WorkerPool
+    from graphile_worker.logs import ScopedLogger
+
+_ATTEMPTS = 4
+_LONGEST_NAP = 1.0
+_STEP = 0.1
+
+
+class Lifeline:
+    """Between the heartbeat on the sidecar and the worker on the event loop.
+
+    Args:
+        pool: Who lives.
+        version: Of this library.
+        beat_on: The pool to connect like.
+        schema: Where to say it.
+        sidecar: Where the heartbeat runs.
+        vitals: What is known.
+        worker: Gives up its work.
+        may_exit: Whether to end the process if the work cannot be stopped otherwise.
+        logger: Where to say so.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: WorkerPool,
+        version: str,
+        beat_on: Pool,
+        schema: Schema,
+        sidecar: Sidecar,
+        vitals: Vitals,
+        worker: Worker,
+        may_exit: bool,
+        logger: ScopedLogger,
+    ) -> None:
+        self._pool = pool
+        self._metadata = {
+            "language": "python",
+            "version": version,
+            "host": platform.node(),
+            "pid": os.getpid(),
+            "concurrency": pool.concurrency,
+            "tasks": list(pool.tasks),
+        }
+        self._beat_on = beat_on
+        self._schema = schema
+        self._sidecar = sidecar
+        self._vitals = vitals
+        self._worker = worker
+        self._may_exit = may_exit
+        self._logger = logger
+        self._loop = asyncio.get_running_loop()
+        self._heartbeat: Heartbeat | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._orphaned: asyncio.Future[None] | None = None
+
+    async def start(self) -> None:
+        """Register; an error is the caller's."""
+        if self._vitals.lease is None:
+            return
+        self._heartbeat = heartbeat = Heartbeat(
+            dial=await self._beat_on.dialler(),
+            schema=self._schema,
+            worker_id=self._pool.id,
+            metadata=self._metadata,
+            vitals=self._vitals,
+            on_death=lambda: self._tell(self._worker.mourn),
+            on_beat=lambda: self._tell(self._worker.unfence),
+            logger=self._logger,
+        )
+        with translated(self._schema):
+            await retrying(lambda: self._sidecar.run(heartbeat.begin()), attempts=_ATTEMPTS)
+        await self._sidecar.run(self._begin(heartbeat))
+
+    async def _begin(self, heartbeat: Heartbeat) -> None:
+        """On the sidecar."""
+        self._tasks = [asyncio.create_task(heartbeat.beat_for_ever()), asyncio.create_task(self._watch())]
+
+    def revive(self) -> None:
+        """What was ours when others declared us dead is given up: live again."""
+        if self._heartbeat is not None:
+            self._sidecar.call(self._heartbeat.revive)
+
+    async def stop(self, *, deregister: bool) -> None:
+        """Beat no more; if nothing is left behind, say goodbye."""
+        if self._heartbeat is not None:
+            heartbeat, self._heartbeat = self._heartbeat, None
+            await self._sidecar.run(self._end(heartbeat, deregister=deregister))
+
+    async def _end(self, heartbeat: Heartbeat, *, deregister: bool) -> None:
+        """On the sidecar."""
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await heartbeat.end(deregister=deregister)
+
+    def _tell(self, what: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(what)
+        except RuntimeError:
+            # The event loop was closed, and nobody stopped us: a worker without one does not live.
+            if self._orphaned is None and self._heartbeat is not None:
+                end = self._end(self._heartbeat, deregister=not self._worker.in_hand)
+                self._orphaned = asyncio.ensure_future(end)
+
+    async def _watch(self) -> None:
+        """On the sidecar, because the worker's event loop may be blocked by the very work to give up."""
+        vitals = self._vitals
+        while True:
+            left = vitals.ends() - vitals.clock()
+            if left > 0 and not vitals.dead:
+                await asyncio.sleep(min(left, _LONGEST_NAP))
+                continue
+            self._tell(self._worker.fence)
+            await asyncio.sleep(_STEP)
+            if self._may_exit and not vitals.dead and vitals.clock() >= vitals.taken_from() - 2 * _STEP:
+                self._exit_if_stuck()
+
+    def _exit_if_stuck(self) -> None:
+        stuck = [held for held in self._worker.running if not self._vitals.may_work(held.job.task_identifier)]
+        if stuck:
+            ids = ", ".join(str(held.job.id) for held in stuck)
+            self._logger.critical(
+                "No heartbeat is recorded, others may run the jobs of this worker now, and these cannot be "
+                "stopped: %s. So this process ends.", ids,
+            )  # fmt: skip
+            logging.shutdown()
+            os._exit(1)

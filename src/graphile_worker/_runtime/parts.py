@@ -1,0 +1,205 @@
+"""The parts of a worker, put together."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import TYPE_CHECKING
+
+from graphile_worker import __version__
+from graphile_worker._db.connect import Pool
+from graphile_worker._db.session import Session
+from graphile_worker._runtime.clock import Clock
+from graphile_worker._runtime.exchanger import Exchanger
+from graphile_worker._runtime.executor import Executor, read_handlers
+from graphile_worker._runtime.flags import ForbiddenFlags
+from graphile_worker._runtime.health import HealthCheck
+from graphile_worker._runtime.job_log import JobLog
+from graphile_worker._runtime.lifeline import Lifeline
+from graphile_worker._runtime.notifier import Notifier
+from graphile_worker._runtime.sidecar import Sidecar
+from graphile_worker._runtime.stale_locks import StaleLocks
+from graphile_worker._runtime.sweeping import Sweeping
+from graphile_worker._runtime.vitals import Vitals
+from graphile_worker._runtime.worker import Worker
+from graphile_worker.client import WorkerUtils, find_schema
+from graphile_worker.context import Surroundings
+from graphile_worker.events import WorkerPool
+from graphile_worker.logs import ScopedLogger
+from graphile_worker.recovery import Policy, Sweeper
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from graphile_worker._runtime.executor import Handler, Tasks
+    from graphile_worker.options import WorkerOptions
+
+_ID_BYTES = 9
+
+
+class Parts:
+    """All that a worker consists of.
+
+    Args:
+        tasks: The function for each task.
+        options: How the worker is to run.
+        on_migration: Called when the schema may have been changed.
+        check_revisions: Looks whether it was.
+    """
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        options: WorkerOptions,
+        *,
+        on_migration: Callable[[], None],
+        check_revisions: Callable[[], Awaitable[None]],
+    ) -> None:
+        handlers = read_handlers(tasks)
+        worker_id = f"python-{secrets.token_hex(_ID_BYTES)}"
+        self._options = options
+        self.logger = ScopedLogger(
+            options.logger or logging.getLogger("graphile_worker"),
+            {"label": "worker", "worker_id": worker_id},
+        )
+        self.session = _open_session(options, self.logger)
+        self._listen_on = Pool(options.listen_dsn, max_size=1) if options.listen_dsn else self.session.pool
+        self.pool = WorkerPool(worker_id, self.session.schema.name, options.concurrency, tuple(handlers))
+        self.utils = WorkerUtils.on_session(self.session, use_local_time=options.use_local_time)
+        self._flags = ForbiddenFlags(options.forbidden_flags, self.logger)
+        self._vitals = Vitals(options.terms)
+        self._sidecar = Sidecar()
+        self._job_log = JobLog(options.events, self.logger)
+        self.worker = self._make_worker(handlers)
+        self._lifeline = self._make_lifeline()
+        self.worker.on_reconciled = self._lifeline.revive
+        self.worker.on_saved = self._let_go
+        self._sweeping = self._make_sweeping()
+        self.notifier = Notifier(
+            pool=self.pool,
+            listen_on=self._listen_on,
+            session=self.session,
+            on_jobs=self.worker.look,
+            on_migration=on_migration,
+            events=options.events,
+            logger=self.logger,
+        )
+        self._stale_locks = StaleLocks(
+            pool=self.pool,
+            options=options,
+            session=self.session,
+            check_revisions=check_revisions,
+            events=options.events,
+            logger=self.logger,
+        )
+        self.health = HealthCheck(
+            pool=self.pool,
+            worker=self.worker,
+            notifier=self.notifier,
+            vitals=self._vitals,
+            flags=self._flags,
+            sidecar=self._sidecar,
+            address=options.health,
+            logger=self.logger,
+        )
+
+    def _make_worker(self, handlers: Mapping[str, Handler]) -> Worker:
+        options, clock = self._options, Clock(local=self._options.use_local_time)
+        surroundings = Surroundings(
+            worker_id=self.pool.id,
+            utils=self.utils,
+            logger=self.logger,
+            now=clock.now,
+            warned_apart=options.task_leases,
+        )
+        return Worker(
+            pool=self.pool,
+            options=options,
+            exchanger=Exchanger(self.session, self.pool.id, handlers),
+            executor=Executor(handlers, surroundings, options.interrupted_delay),
+            vitals=self._vitals,
+            flags=self._flags,
+            clock=clock,
+            events=options.events,
+            logger=self.logger,
+        )
+
+    def _make_lifeline(self) -> Lifeline:
+        return Lifeline(
+            pool=self.pool,
+            version=__version__,
+            beat_on=self._listen_on,
+            schema=self.session.schema,
+            sidecar=self._sidecar,
+            vitals=self._vitals,
+            worker=self.worker,
+            may_exit=self._options.exit_if_stuck,
+            logger=self.logger,
+        )
+
+    def _make_sweeping(self) -> Sweeping | None:
+        options = self._options
+        if options.terms is None:
+            return None
+        policy = Policy(
+            delay=options.recovery_delay,
+            refund=options.refund_attempt_on_recovery,
+            on_recovery=options.on_recovery,
+        )
+        sweeper = Sweeper(session=self.session, name=self.pool.id, own_id=self.pool.id, policy=policy)
+        return Sweeping(
+            pool=self.pool, lease=options.terms, sweeper=sweeper, events=options.events, logger=self.logger
+        )
+
+    async def connect(self) -> None:
+        """Everything that may fail; an error is the caller's."""
+        self._sidecar.start()
+        await self.health.start()
+        await self._lifeline.start()
+        await self.worker.connect()
+        if self._options.once:
+            await self._stale_locks.unlock()
+        self._job_log.connected(self.pool.tasks)
+
+    def start(self) -> None:
+        """Begin."""
+        self.health.phase = "running"
+        self.worker.start()
+        if self._sweeping is not None:
+            self._sweeping.start()
+        if not self._options.once:
+            self._stale_locks.start()
+        if self._options.listen:
+            self.notifier.start()
+
+    async def close(self) -> None:
+        """End them, whether or not they began."""
+        await self.notifier.stop()
+        await self._stale_locks.stop()
+        if self._sweeping is not None:
+            await self._sweeping.stop()
+        await self._flags.close()
+        await self.worker.end()
+        await self._let_go()
+        self._job_log.close()
+        if not self.worker.running:
+            await self.session.pool.close()
+            await self._listen_on.close()
+
+    async def _let_go(self) -> None:
+        # The last to go: until all is recorded others must not take it.
+        await self._lifeline.stop(deregister=not self.worker.in_hand)
+        self.health.phase = "stopped"
+        await self.health.stop()
+        await self._sidecar.stop()
+
+
+def _open_session(options: WorkerOptions, logger: ScopedLogger) -> Session:
+    pool = Pool(
+        options.dsn,
+        pool=options.pool,
+        max_size=options.max_pool_size,
+        prepared_statements=options.prepared_statements,
+        dedicated=options.own_connections,
+    )
+    return Session(find_schema(options.schema), pool, logger)

@@ -1,0 +1,53 @@
+"""A thread with an event loop of its own, for what must go on while a task blocks the worker's."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+T = TypeVar("T")
+
+
+class Sidecar:
+    """Runs coroutines beside the worker's event loop."""
+
+    def __init__(self) -> None:
+        # A daemon: a process that was told to die can.
+        self._thread = threading.Thread(target=self._run, name="graphile-worker sidecar", daemon=True)
+        self._loop: Future[asyncio.AbstractEventLoop] = Future()
+        self._stopping = asyncio.Event()
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+        self._loop.result()
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run it there; called from any other thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop.result())
+
+    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run it there, and wait for it here."""
+        return await asyncio.wrap_future(self.submit(coroutine))
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call it there, soon."""
+        self._loop.result().call_soon_threadsafe(function)
+
+    async def stop(self) -> None:
+        """End all that runs there. May be called again, and before `start`."""
+        if self._thread.is_alive():
+            self.call(self._stopping.set)
+            await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        asyncio.run(self._live())  # which cancels at the end what was submitted
+
+    async def _live(self) -> None:
+        self._loop.set_result(asyncio.get_running_loop())
+        await self._stopping.wait()

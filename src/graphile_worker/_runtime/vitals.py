@@ -1,0 +1,78 @@
+"""What a worker knows of its own life: until when nobody else may take its jobs."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from graphile_worker.recovery import since_boot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from graphile_worker.liveness import Lease
+
+
+class Vitals:
+    """Written by the heartbeat's thread and by the worker's, read by both: one value at a time.
+
+    Others declare a worker dead when its beat stands still for as long as its lease says. If none of its
+    sessions is there either they wait for less. Both count from when a beat was written, which is not before
+    it was sent; so what we promise ourselves counts from when the last confirmed one was sent.
+    """
+
+    def __init__(self, lease: Lease | None, clock: Callable[[], float] = since_boot) -> None:
+        self.lease = lease
+        self.clock = clock
+        self.confirmed: float | None = None
+        """When the last beat that was recorded was sent."""
+        self.proven = -math.inf
+        """When the last exchange that was answered was sent: its session was there then."""
+        self.has_session = False
+        """Whether the heartbeat has a connection, as far as it knows."""
+        self.says_sessions = False
+        """Whether we told others that our sessions mean something."""
+        self.server_down = False
+        """Whether the server was seen to be down: then nobody can declare us dead."""
+        self.dead = False
+        """Whether others have declared us dead, or somebody removed our row."""
+
+    def confirm(self, sent: float) -> None:
+        """A beat that was sent then is recorded."""
+        self.confirmed = sent
+        self.server_down = False
+
+    def exchanged(self, sent: float) -> None:
+        """An exchange that was sent then was answered."""
+        self.proven = sent
+
+    def ends(self, task: str | None = None) -> float:
+        """When a job of that task is to be given up, by our clock, if no other beat is recorded."""
+        if self.lease is None:
+            return math.inf
+        if self.confirmed is None:
+            return -math.inf
+        end = self.confirmed + self.lease.of(task) - self.lease.margin
+        longer = self.lease.of(task) > self.lease.seconds
+        if self.says_sessions and not (longer or self.has_session or self.server_down):
+            fast = max(self.confirmed, self.proven) + self.lease.fast - self.lease.fast_margin
+            end = min(end, fast)
+        return end
+
+    def taken_from(self) -> float:
+        """When others may take ordinary jobs at the earliest."""
+        if self.lease is None or self.confirmed is None:
+            return math.inf
+        slow = self.confirmed + self.lease.seconds
+        if self.ends() >= slow - self.lease.margin:
+            return slow
+        return self.ends() + self.lease.fast_margin
+
+    def may_work(self, task: str | None = None) -> bool:
+        """Whether a job of that task is ours for now."""
+        if self.lease is None:
+            return True
+        # Who was declared dead has lost all but what has a longer lease.
+        if self.dead and self.lease.of(task) <= self.lease.seconds:
+            return False
+        return self.clock() < self.ends(task)

@@ -1,0 +1,30 @@
+"""Durations, as people give them."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import TypeAlias
+
+from graphile_worker.errors import ConfigurationError
+
+Duration: TypeAlias = float | timedelta
+
+
+def seconds(name: str, value: object, allowed: str = "0 or more") -> float:
+    """A duration as seconds; refuses what is none.
+
+    >>> from datetime import timedelta
+    >>> seconds("grace", timedelta(minutes=1))
+    60.0
+    """
+    number = value.total_seconds() if isinstance(value, timedelta) else value
+    if (
+        not isinstance(number, int | float)
+        or isinstance(number, bool)
+        or not math.isfinite(number)
+        or number < 0
+        or (number == 0 and allowed == "more than 0")
+    ):
+        raise ConfigurationError(f"{name} is {value!r}; it must be seconds or a timedelta, {allowed}.")
+    return float(number)

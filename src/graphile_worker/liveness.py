@@ -1,0 +1,136 @@
+"""Which workers live, what is promised about those that do not, and what becomes of their jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from graphile_worker.durations import seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from datetime import datetime, timedelta
+    from typing import TypeAlias
+
+    from graphile_worker.job import Job
+
+    OnRecovery: TypeAlias = Callable[[Job, "WorkerInfo"], "Recovery | Awaitable[Recovery | None] | None"]
+
+_MARGIN = 8.0
+_FAST_MARGIN = 1.0
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """For how long a worker that is not heard from keeps its jobs. All in seconds."""
+
+    interval: float = 3.0
+    """How often it says that it lives."""
+    seconds: float = 38.0
+    """Without a beat for so long it is dead, whatever else there is to see."""
+    fast: float = 8.0
+    """Without a beat for so long it is dead, if its sessions are gone too."""
+    tasks: Mapping[str, float] = msgspec.field(default_factory=dict)
+    """Longer leases of single tasks."""
+
+    def of(self, task: str | None) -> float:
+        """The lease of a job of that task."""
+        return max(self.seconds, self.tasks.get(task or "", 0.0))
+
+    @property
+    def margin(self) -> float:
+        """How long before the end of a lease its worker gives the work up."""
+        return min(_MARGIN, self.seconds / 4)
+
+    @property
+    def fast_margin(self) -> float:
+        """The same, for one whose sessions are gone."""
+        return min(_FAST_MARGIN, self.fast / 8)
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker, as the database knows it. What is not known is None: Node's and Rust's workers say less."""
+
+    id: str
+    """As in the column locked_by."""
+    language: str | None = None
+    version: str | None = None
+    host: str | None = None
+    pid: int | None = None
+    concurrency: int | None = None
+    tasks: Sequence[str] | None = None
+    started_at: datetime | None = None
+    last_heartbeat_at: datetime | None = None
+    died_at: datetime | None = None
+    """When it was declared dead, if it was."""
+    lease: Mapping[str, Any] | None = None
+    """What it asks of others, if it is one of ours."""
+    jobs: int = 0
+    """How many jobs it holds."""
+    queues: int = 0
+    """How many serial queues it holds."""
+
+    @property
+    def name(self) -> str:
+        """Its id, and where it runs."""
+        return f"{self.id} (pid {self.pid} on {self.host})" if self.host else self.id
+
+
+class Recovery(msgspec.Struct, frozen=True):
+    """What is to become of a job whose worker died. Made by its class methods."""
+
+    action: str = "default"
+    delay: float | None = None
+    reason: str | None = None
+
+    @classmethod
+    def default(cls) -> Self:
+        """As if there were no hook: it runs again at once, and if its next worker dies too, with back-off."""
+        return cls()
+
+    @classmethod
+    def reschedule(cls, delay: float | timedelta) -> Self:
+        """It runs again after so many seconds."""
+        return cls("reschedule", seconds("delay", delay))
+
+    @classmethod
+    def fail(cls, reason: str | None = None) -> Self:
+        """It does not run again."""
+        return cls("fail", None, reason)
+
+    @classmethod
+    def leave(cls) -> Self:
+        """It stays locked, until somebody frees it or four hours are over; and so does its queue."""
+        return cls("leave")
+
+
+class Recovered(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that died, and what was freed; or of a dry run, what would be."""
+
+    worker: WorkerInfo
+    silence: float
+    """For how many seconds it was not heard from."""
+    jobs: Sequence[Job]
+    queues: Sequence[str]
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker is."""
+
+    state: str
+    """``starting``, ``ready``, ``unreachable`` (no database), ``fenced`` (it had to give up its jobs),
+    ``blocked`` (a task blocks the event loop), ``stopping`` or ``stopped``."""
+    live: bool
+    """False if it will not get better by itself."""
+    ready: bool
+    """Whether it claims jobs when there are any and it has a free slot."""
+    reason: str | None = None
+    worker_id: str
+    running: int
+    """How many jobs run."""
+    concurrency: int
+    last_exchange: float | None
+    """Seconds since the database last answered the worker."""
+    last_heartbeat: float | None
+    """Seconds since the last heartbeat that was recorded; None if there are none."""
+    listening: bool

@@ -1,0 +1,280 @@
+"""Seeing that a worker is dead, and freeing its jobs.
+
+Death is observed and not computed: a worker whose beat did not change for as long as its lease says, on the
+observer's own clock. Who compares times of the database's clock steals live work after every outage, clock
+step or failover. And so whoever was away for a while begins to observe anew.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from graphile_worker._db import workers as database
+from graphile_worker._db.workers import Suspect
+from graphile_worker.liveness import Recovered, Recovery
+from graphile_worker.outcome import storable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from datetime import datetime
+
+    from graphile_worker._db.session import Session
+    from graphile_worker._db.workers import Beat, HeldQueue
+    from graphile_worker.job import Job
+    from graphile_worker.liveness import OnRecovery, WorkerInfo
+
+_LONGEST_GAP = 5.0
+_GAP_PER_LEASE = 5 / 8
+DIED = "The worker that ran this job died: "
+"""How `last_error` begins then."""
+
+
+def since_boot() -> float:
+    """Seconds on a clock that nobody sets, and that goes on while the machine sleeps."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    if sys.platform == "darwin":
+        return time.clock_gettime(time.CLOCK_MONOTONIC)  # there it does, unlike time.monotonic
+    return time.monotonic()
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What we saw of one worker."""
+
+    beat: str
+    since: float
+    lost_since: float | None = None
+
+
+class Observation:
+    """Who was silent for how long. Times are the observer's, in seconds."""
+
+    def __init__(self, own_id: str | None = None) -> None:
+        self._own_id = own_id
+        self._seen: dict[str, _Seen] = {}
+        self._last: float | None = None
+
+    def note(self, received: float, beats: Iterable[Beat]) -> None:
+        """The database said this."""
+        gap = math.inf if self._last is None else received - self._last
+        self._last = received
+        seen, self._seen = self._seen, {}
+        for beat in beats:
+            known = seen.get(beat.id)
+            # If we were away, perhaps nobody could reach the database, and that worker only comes back later.
+            was_away = gap > min(_LONGEST_GAP, (beat.fast or beat.seconds) * _GAP_PER_LEASE)
+            if known is None or known.beat != beat.beat or was_away:
+                # As of the latest moment at which it may have been written.
+                known = _Seen(beat.beat, received)
+            if not beat.same_epoch or beat.fast is None:
+                known.lost_since = None
+            self._seen[beat.id] = known
+
+    def note_sessions(self, received: float, asked: Iterable[str], lost: frozenset[str]) -> None:
+        """Of those asked for, these have no session."""
+        for worker_id in asked:
+            known = self._seen[worker_id]
+            if worker_id not in lost:
+                known.lost_since = None
+            elif known.lost_since is None:
+                known.lost_since = received
+
+    def silence(self, worker_id: str, now: float) -> float:
+        """For how long it was silent while we watched."""
+        known = self._seen.get(worker_id)
+        return 0.0 if known is None else now - known.since
+
+    def silent(self, beats: Iterable[Beat], sent: float) -> list[Beat]:
+        """Those that live as far as anybody knows, and said nothing new since the last look."""
+        return [
+            beat
+            for beat in beats
+            if not beat.dead and beat.id != self._own_id and self._seen[beat.id].since < sent
+        ]
+
+    def suspects(self, beats: Iterable[Beat], now: float) -> list[Suspect]:
+        """Those whose lease is over."""
+        found = []
+        for beat in self.silent(beats, now):
+            known = self._seen[beat.id]
+            silence = now - known.since
+            lost = beat.fast is not None and known.lost_since is not None
+            fast = lost and min(silence, now - (known.lost_since or 0.0)) >= (beat.fast or 0.0)
+            if fast or silence >= beat.seconds:
+                found.append(Suspect(beat.id, beat.beat, silence))
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What becomes of the jobs of a dead worker."""
+
+    delay: float = 0.0
+    refund: bool = False
+    on_recovery: OnRecovery | None = None
+
+
+class _Found(NamedTuple):
+    workers: Mapping[str, WorkerInfo]
+    jobs: Sequence[Job]
+    queues: Sequence[HeldQueue]
+    silences: Mapping[str, float]
+
+
+@dataclass(kw_only=True)
+class Sweeper:
+    """Looks again and again, and frees what dead workers hold."""
+
+    session: Session
+    name: str
+    """Who says so."""
+    own_id: str | None = None
+    policy: Policy = field(default_factory=Policy)
+    dry_run: bool = False
+    clock: Callable[[], float] = since_boot
+
+    def __post_init__(self) -> None:
+        self._observation = Observation(self.own_id)
+        self._left: set[tuple[int, datetime | None]] = set()
+        self._beats: list[Beat] = []
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether somebody is silent for longer than between two beats: worth another look soon."""
+        now = self.clock()
+        return any(
+            self._observation.silence(beat.id, now) > beat.seconds / 10
+            for beat in self._observation.silent(self._beats, now)
+        )
+
+    @property
+    def undecided(self) -> bool:
+        """Whether somebody has neither said something while we watched nor been silent for long enough."""
+        return any(
+            beat.age > beat.seconds / 5 for beat in self._observation.silent(self._beats, self.clock())
+        )
+
+    async def look(self, *, all_dead: bool = False) -> list[Recovered]:
+        """Look, and do what there is to do. Of workers dead for a while all are swept, or those due."""
+        schema, call = self.session.schema, self.session.call
+        sent = self.clock()
+        self._beats = await call(lambda on: database.read_beats(on, schema))
+        self._observation.note(self.clock(), self._beats)
+        silent = [beat.id for beat in self._observation.silent(self._beats, sent) if beat.same_epoch]
+        if silent:
+            sent = self.clock()
+            lost = await call(lambda on: database.find_lost_sessions(on, schema, silent))
+            self._observation.note_sessions(self.clock(), silent, lost)
+        suspects = self._observation.suspects(self._beats, sent)
+        dead = [beat.id for beat in self._beats if beat.dead and (all_dead or beat.due)]
+        if not (suspects or dead):
+            return []
+        if self.dry_run:
+            taken = [*dead, *(suspect.id for suspect in suspects)]
+        else:
+            taken = await call(
+                lambda on: database.take_dead(on, schema, suspects, self.name, all_dead=all_dead)
+            )
+        return await self._sweep(taken, {suspect.id for suspect in suspects}) if taken else []
+
+    async def _sweep(self, dead: Sequence[str], news: set[str]) -> list[Recovered]:
+        found = await self._find(dead)
+        jobs, queues = await self._free(found) if not self.dry_run else self._all_of(found)
+        recovered = [
+            Recovered(
+                worker=worker,
+                silence=found.silences[worker.id],
+                jobs=[job for job in found.jobs if job.locked_by == worker.id and job.id in jobs],
+                queues=[
+                    queue.name
+                    for queue in found.queues
+                    if queue.locked_by == worker.id and queue.id in queues
+                ],
+            )
+            for worker in found.workers.values()
+        ]
+        return [one for one in recovered if one.jobs or one.queues or one.worker.id in news]
+
+    async def _find(self, dead: Sequence[str]) -> _Found:
+        schema, call = self.session.schema, self.session.call
+        workers = {
+            worker.id: worker for worker in await call(lambda on: database.read_workers(on, schema, dead))
+        }
+        jobs, queues = await call(lambda on: database.read_held(on, schema, list(workers)))
+        now = self.clock()
+        silences = {worker_id: self._observation.silence(worker_id, now) for worker_id in workers}
+        ripe = [
+            job
+            for job in jobs
+            if silences[job.locked_by or ""] >= _own_lease(workers[job.locked_by or ""], job.task_identifier)
+        ]
+        return _Found(workers, ripe, queues, silences)
+
+    @staticmethod
+    def _all_of(found: _Found) -> tuple[set[int], set[int]]:
+        return {job.id for job in found.jobs}, {queue.id for queue in found.queues}
+
+    async def _free(self, found: _Found) -> tuple[set[int], set[int]]:
+        changes = []
+        for job in found.jobs:
+            worker = found.workers[job.locked_by or ""]
+            decision = await self._decide(job, worker)
+            if decision.action != "leave":
+                changes.append(self._change(job, worker, decision, found.silences[worker.id]))
+        schema = self.session.schema
+        return await self.session.call(lambda on: database.free(on, schema, list(found.workers), changes))
+
+    async def _decide(self, job: Job, worker: WorkerInfo) -> Recovery:
+        """Outside of any transaction: it is the user's code, and may take long."""
+        claim = (job.id, job.locked_at)
+        if claim in self._left:
+            return Recovery.leave()
+        decision = None
+        if self.policy.on_recovery is not None:
+            try:
+                answer = self.policy.on_recovery(job, worker)
+                decision = await answer if inspect.isawaitable(answer) else answer
+                if not isinstance(decision, Recovery | None):
+                    raise TypeError(f"on_recovery returned {decision!r}, which is no Recovery")  # noqa: TRY301
+            except Exception:
+                self.session.logger.exception("on_recovery failed for job %d: it runs again", job.id)
+                decision = None
+        if decision is not None and decision.action == "leave":
+            self._left.add(claim)
+        return decision or Recovery.default()
+
+    def _change(self, job: Job, worker: WorkerInfo, decision: Recovery, silence: float) -> dict[str, object]:
+        error = decision.reason or f"{DIED}{worker.name}, not heard from for {silence:.0f} s"
+        delay = decision.delay
+        if decision.action == "default" and not (job.last_error or "").startswith(DIED):
+            delay = self.policy.delay  # the second time in a row it may be the job that kills its worker
+        superseded = (
+            job.key is None
+            and job.attempts >= job.max_attempts
+            and job.locked_at is not None
+            and job.updated_at > job.locked_at
+        )
+        return {
+            "id": job.id,
+            "locked_by": job.locked_by,
+            "locked_at": job.locked_at.isoformat() if job.locked_at else None,
+            "error": storable(error),
+            "delay": delay,
+            "final": decision.action == "fail",
+            "refund": self.policy.refund and not superseded,
+            "attempts": job.attempts,
+            "key": job.key,
+        }
+
+
+def _own_lease(worker: WorkerInfo, task: str) -> float:
+    """How long a worker must be silent before jobs of that task are taken from it; 0 if nothing is said."""
+    tasks = (worker.lease or {}).get("tasks")
+    seconds = tasks.get(task) if isinstance(tasks, dict) else None
+    return float(seconds) if isinstance(seconds, int | float) else 0.0
