@@ -175,7 +175,7 @@ class Administration:
         """
         sweeper = Sweeper(session=self._session, name="sweep", dry_run=dry_run)
         found = {one.worker.id: one for one in await sweeper.look(all_dead=True)}
-        while sweeper.undecided:
+        while sweeper.undecided - found.keys():
             await asyncio.sleep(_LOOK)
             found |= {one.worker.id: one for one in await sweeper.look()}
         return list(found.values())

@@ -154,11 +154,10 @@ class Sweeper:
         )
 
     @property
-    def undecided(self) -> bool:
-        """Whether somebody has neither said something while we watched nor been silent for long enough."""
-        return any(
-            beat.age > beat.seconds / 5 for beat in self._observation.silent(self._beats, self.clock())
-        )
+    def undecided(self) -> set[str]:
+        """Those who have neither said something while we watched, or shortly before, nor were declared dead."""
+        silent = self._observation.silent(self._beats, self.clock())
+        return {beat.id for beat in silent if beat.age > beat.seconds / 5}
 
     async def look(self, *, all_dead: bool = False) -> list[Recovered]:
         """Look, and do what there is to do. Of workers dead for a while all are swept, or those due."""
