@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import subprocess
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -14,9 +13,9 @@ import pytest
 from graphile_worker import Drained, JobSpec, WorkerUtils, run_once
 from graphile_worker._runtime.worker import Worker
 from graphile_worker.embedded import EmbeddedPostgres
-from graphile_worker.embedded.binaries import Binaries
 from graphile_worker.testing import Databases
 from support.jobs import add, count
+from support.postgres import restart
 from support.proxy import Proxy, proxied
 from support.waiting import until
 from support.workers import Gate, Heard, locked, nothing, running
@@ -218,18 +217,6 @@ async def test_a_restart_of_the_server_is_weather(short_folder: Path, mode: str)
         async with WorkerUtils(dsn) as utils:
             assert (await utils.stats()).total == 0
     assert sorted(set(ran)) == list(range(300))
-
-
-def restart(server: EmbeddedPostgres, mode: str) -> None:
-    """As an administrator would."""
-    data = server.path / "data"
-    command = [Binaries.of_extra().program("pg_ctl"), "restart", "-w", "-m", mode, "-D", str(data)]
-    user = data.stat().st_uid
-    subprocess.run(
-        [*command, "-l", "/dev/null"],
-        check=True, cwd="/", user=user, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )  # fmt: skip
 
 
 async def test_run_once_survives_a_cut_too(database: str) -> None:

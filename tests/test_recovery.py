@@ -569,4 +569,4 @@ class TestOptions:
 
 async def _gone(db: asyncpg.Connection, task: str) -> bool:
     row = await one(db, "select count(*) as n from graphile_worker.jobs where task_identifier = $1", task)
-    return row["n"] == 0
+    return bool(row["n"] == 0)

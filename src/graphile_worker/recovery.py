@@ -155,7 +155,7 @@ class Sweeper:
 
     @property
     def undecided(self) -> set[str]:
-        """Those who have neither said something while we watched, or shortly before, nor were declared dead."""
+        """Those who were not heard from lately, said nothing while we watched, and are not declared dead."""
         silent = self._observation.silent(self._beats, self.clock())
         return {beat.id for beat in silent if beat.age > beat.seconds / 5}
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from graphile_worker.embedded import EmbeddedPostgres
 from graphile_worker.embedded.binaries import Binaries
 
 ROOT = Path(__file__).parent.parent.parent
@@ -43,3 +46,21 @@ def installations() -> list[Installation]:
             name = "pg" + version.partition(".")[0]
             found.setdefault(version, Installation(name, root))
     return list(found.values())
+
+
+def restart(server: EmbeddedPostgres, mode: str, *, pause: float = 0.0) -> None:
+    """As an administrator would; it is down for that many seconds, and a little more."""
+    if pause:
+        _pg_ctl(server, "stop", mode)
+        time.sleep(pause)  # the outage itself
+    _pg_ctl(server, "restart", mode)
+
+
+def _pg_ctl(server: EmbeddedPostgres, what: str, mode: str) -> None:
+    data = server.path / "data"
+    command = [Binaries.of_extra().program("pg_ctl"), what, "-w", "-m", mode, "-D", str(data)]
+    subprocess.run(
+        [*command, "-l", "/dev/null"],
+        check=True, cwd="/", user=data.stat().st_uid, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip

@@ -6,7 +6,7 @@ A task that blocks the event loop must not make its worker look dead.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from graphile_worker._db import workers as database
@@ -15,6 +15,7 @@ from graphile_worker._db.failures import server_is_down
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
 
     import asyncpg
 
@@ -35,12 +36,14 @@ class Heartbeat:
 
     Args:
         dial: Opens a connection.
+        in_transactions: Whether a pooler may hand each transaction to another session.
         schema: Where to say it.
         worker_id: Who lives.
         metadata: What others may want to know of the worker.
         vitals: Where it is kept what we know.
         on_death: Others have declared the worker dead. It says nothing more until `revive`.
         on_beat: It is recorded that the worker lives.
+        on_loss: The connection is lost: the work may have to be given up earlier.
         logger: Where to say that it cannot be said.
     """
 
@@ -48,23 +51,27 @@ class Heartbeat:
         self,
         *,
         dial: Dial,
+        in_transactions: bool,
         schema: Schema,
         worker_id: str,
         metadata: Mapping[str, object],
         vitals: Vitals,
         on_death: Callable[[], None],
         on_beat: Callable[[], None],
+        on_loss: Callable[[], None],
         logger: ScopedLogger,
     ) -> None:
         assert vitals.lease is not None  # noqa: S101 - for the type checker
         self._lease = vitals.lease
         self._dial = dial
+        self._in_transactions = in_transactions
         self._schema = schema
         self._worker_id = worker_id
         self._metadata = dict(metadata)
         self._vitals = vitals
         self._on_death = on_death
         self._on_beat = on_beat
+        self._on_loss = on_loss
         self._logger = logger
         # No statement of ours takes long. One without an answer is on a connection that leads nowhere.
         self._patience = min(5.0, self._lease.interval)
@@ -111,7 +118,7 @@ class Heartbeat:
             return
         if deregister:
             with suppress(Exception):  # then others find it dead, and holding nothing
-                async with asyncio.timeout(_GOODBYE):
+                async with asyncio.timeout(_GOODBYE), self._statement_on(connection):
                     await database.deregister(connection, self._schema, self._worker_id)
         await end(connection)
 
@@ -121,7 +128,7 @@ class Heartbeat:
         try:
             keep_alive(connection)
             connection.add_termination_listener(self._on_termination)
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._patience), self._statement_on(connection):
                 met = await database.meet(connection, self._schema)
                 if met.is_session:
                     await database.hold_session(connection, self._schema, self._worker_id)
@@ -142,7 +149,7 @@ class Heartbeat:
     async def _beat(self, connection: Connection, changes: Mapping[str, object] | None = None) -> None:
         vitals = self._vitals
         sent = vitals.clock()
-        async with asyncio.timeout(self._patience):
+        async with asyncio.timeout(self._patience), self._statement_on(connection):
             if not self._registered:
                 await database.register(connection, self._schema, self._worker_id, self._metadata)
                 self._registered, vitals.dead = True, False
@@ -160,12 +167,16 @@ class Heartbeat:
             self._logger.info("The heartbeat is recorded again")
         self._on_beat()
 
+    def _statement_on(self, connection: Connection) -> AbstractAsyncContextManager[object]:
+        return connection.transaction() if self._in_transactions else nullcontext()
+
     async def _lose(self, error: Exception) -> None:
         connection, self._connection = self._connection, None
         self._vitals.has_session = False
         self._vitals.server_down = server_is_down(error, is_direct=self._is_direct)
         if connection is not None:
             connection.terminate()
+        self._on_loss()
         if not self._complained:
             self._complained = True
             self._logger.warning("The heartbeat cannot be recorded: %s", str(error) or type(error).__name__)
@@ -174,4 +185,5 @@ class Heartbeat:
         if connection is self._connection:
             self._connection = None
             self._vitals.has_session = False
+            self._on_loss()
             self._woken.set()

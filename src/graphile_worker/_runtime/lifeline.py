@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import platform
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from graphile_worker._db.failures import translated
@@ -75,6 +76,7 @@ class Lifeline:
         self._loop = asyncio.get_running_loop()
         self._heartbeat: Heartbeat | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._woken = asyncio.Event()
         self._orphaned: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
@@ -83,12 +85,14 @@ class Lifeline:
             return
         self._heartbeat = heartbeat = Heartbeat(
             dial=await self._beat_on.dialler(),
+            in_transactions=not self._beat_on.prepared_statements,
             schema=self._schema,
             worker_id=self._pool.id,
             metadata=self._metadata,
             vitals=self._vitals,
             on_death=lambda: self._tell(self._worker.mourn),
             on_beat=lambda: self._tell(self._worker.unfence),
+            on_loss=self._woken.set,
             logger=self._logger,
         )
         with translated(self._schema):
@@ -131,9 +135,12 @@ class Lifeline:
         """On the sidecar, because the worker's event loop may be blocked by the very work to give up."""
         vitals = self._vitals
         while True:
+            self._woken.clear()
             left = vitals.ends() - vitals.clock()
             if left > 0 and not vitals.dead:
-                await asyncio.sleep(min(left, _LONGEST_NAP))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(left, _LONGEST_NAP)):
+                        await self._woken.wait()
                 continue
             self._tell(self._worker.fence)
             await asyncio.sleep(_STEP)

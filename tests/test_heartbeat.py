@@ -1,0 +1,395 @@
+"""A worker says that it lives as long as it does; and gives up its work before others take it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import signal
+import sys
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from graphile_worker import WorkerUtils, run
+from graphile_worker.embedded import EmbeddedPostgres
+from graphile_worker.recovery import DIED
+from graphile_worker.testing import Databases
+from support.jobs import add, count, get
+from support.postgres import restart
+from support.programs import Program, program
+from support.proxy import proxied
+from support.waiting import until
+from support.workers import Gate, Heard, locked, nothing, running
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+VICTIM = Path(__file__).parent / "support" / "victim.py"
+SHORT: dict[str, Any] = {"heartbeat_interval": 0.3, "fast_lease": 1.2, "lease": 4.0}
+"""As the defaults, but seven times shorter."""
+
+
+@pytest.fixture(scope="session")
+def databases(default_databases: Databases) -> Databases:
+    return default_databases
+
+
+@asynccontextmanager
+async def victim(dsn: str, **options: Any) -> AsyncIterator[Program]:
+    """A worker in another process."""
+    given = json.dumps({**SHORT, **options})
+    async with program(sys.executable, VICTIM, dsn, given, with_errors=True) as found:
+        await found.until("ready")
+        yield found
+
+
+async def workers(db: asyncpg.Connection) -> dict[str, dict[str, Any]]:
+    rows = await db.fetch("select id, metadata from graphile_worker._private_workers")
+    return {row["id"]: json.loads(row["metadata"]) for row in rows}
+
+
+async def beat(db: asyncpg.Connection, worker: str) -> str | None:
+    found: str | None = await db.fetchval(
+        "select last_heartbeat_at::text from graphile_worker._private_workers where id = $1", worker
+    )
+    return found
+
+
+async def until_it_beats(db: asyncpg.Connection, worker: str, times: int = 1) -> None:
+    for _ in range(times):
+        before = await beat(db, worker)
+
+        async def beaten(before: str | None = before) -> bool:
+            return await beat(db, worker) not in {before, None}
+
+        await until(beaten, f"{worker} beats")
+
+
+async def is_idle(db: asyncpg.Connection) -> bool:
+    return await count(db) == 0 and await locked(db) == []
+
+
+class TestSayingSo:
+    async def test_a_worker_registers_with_what_others_want_to_know(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        async with running({"a": nothing, "b": nothing}, database, concurrency=3, **SHORT) as runner:
+            known = (await workers(db))[runner.id]
+            assert known["language"] == "python"
+            assert known["concurrency"] == 3
+            assert known["tasks"] == ["a", "b"]
+            assert {"version", "host", "pid"} <= known.keys()
+            assert known["lease"].keys() == {"seconds", "fast", "epoch", "tasks"}
+            assert (known["lease"]["seconds"], known["lease"]["fast"]) == (4.0, 1.2)
+            await until_it_beats(db, runner.id, 2)
+        assert await workers(db) == {}
+
+    async def test_also_while_a_task_blocks_the_event_loop(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        async with victim(database) as worker, running({"other": nothing}, database, **SHORT):
+            worker_id = worker.lines[-1].split()[1]
+            await add(db, "block_loop", payload=6)
+            await worker.until("begun")
+            await until_it_beats(db, worker_id, 10)
+            assert "ended" not in worker.text
+            await worker.until("ended")
+            await until(lambda: is_idle(db), "the job is recorded")
+            assert "given up" not in worker.text
+
+    async def test_also_while_shutdown_waits_for_jobs(self, db: asyncpg.Connection, database: str) -> None:
+        gate = Gate()
+        runner = await run({"task": gate}, database, handle_signals=False, **SHORT)
+        await add(db)
+        await gate.until_begun()
+        stopping = asyncio.create_task(runner.stop())
+        await until_it_beats(db, runner.id, 5)
+        gate.open()
+        await stopping
+        assert await workers(db) == {}
+
+    async def test_with_a_pool_of_the_callers(self, db: asyncpg.Connection, database: str) -> None:
+        async with (
+            asyncpg.create_pool(database, min_size=1, max_size=3) as pool,
+            running({"task": nothing}, None, pool=pool, **SHORT) as runner,
+        ):
+            await until_it_beats(db, runner.id)
+
+    async def test_a_row_that_somebody_removed_is_written_anew(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        heard = Heard()
+        async with running({"task": nothing}, database, heard=heard, **SHORT) as runner:
+            await db.execute("delete from graphile_worker._private_workers")
+            await heard.until("pool:unfenced")
+            await until_it_beats(db, runner.id)
+            await add(db)
+            await until(lambda: is_idle(db), "it claims again")
+
+    async def test_a_worker_whose_event_loop_was_closed_does_not_live_on(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        def forgetful() -> None:
+            asyncio.run(start())
+
+        async def start() -> None:
+            await run({"task": nothing}, database, handle_signals=False, **SHORT)
+
+        await asyncio.to_thread(forgetful)
+        assert await workers(db) == {}
+        gc.collect()
+
+
+class TestDeath:
+    async def test_a_killed_workers_jobs_run_elsewhere(self, db: asyncpg.Connection, database: str) -> None:
+        heard, gate = Heard(), Gate()
+        gate.open()
+        async with (
+            victim(database, concurrency=5) as worker,
+            running({"other": nothing}, database, heard=heard, **SHORT),
+        ):
+            for queue in (None, None, "q"):
+                await add(db, "sleep", payload=60, queue_name=queue)
+            await worker.until("begun", 3)
+            killed = time.monotonic()
+            worker.send(signal.SIGKILL)
+            event = await heard.until("worker:recovered")
+            assert time.monotonic() - killed < 1.2 * 15 / 8
+            assert len(event.recovered.jobs) == 3
+            assert event.recovered.queues == ["q"]
+        async with running({"sleep": gate}, database, concurrency=3, **SHORT):
+            await gate.until_begun(3)
+        assert await locked(db) == []
+
+    async def test_a_job_that_kills_its_worker_each_time_has_failed_after_its_attempts(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        heard = Heard()
+        job = await add(db, "die", max_attempts=2)
+        async with running({"other": nothing}, database, heard=heard, **SHORT):
+            for death in (1, 2):
+                async with program(sys.executable, VICTIM, database, json.dumps(SHORT)) as worker:
+                    await worker.until("begun")
+                    await heard.until("worker:recovered", death)
+        row = await get(db, job["id"])
+        assert row is not None
+        assert (row["attempts"], row["is_available"], row["locked_by"]) == (2, False, None)
+        assert row["last_error"].startswith(DIED)
+
+    async def test_a_frozen_workers_jobs_run_elsewhere_and_it_gives_them_up_when_it_wakes(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        heard = Heard()
+        async with (
+            victim(database) as worker,
+            running({"other": nothing}, database, heard=heard, **SHORT),
+        ):
+            worker_id = worker.lines[-1].split()[1]
+            await add(db, "sleep", payload=60)
+            await worker.until("begun")
+            worker.send(signal.SIGSTOP)
+            event = await heard.until("worker:recovered")
+            assert event.recovered.worker.id == worker_id
+            await db.execute("delete from graphile_worker._private_jobs")
+            worker.send(signal.SIGCONT)
+            await worker.until("given up")
+            await worker.until("was interrupted")
+            await worker.until("ours again")
+            await add(db, "sleep", payload=0)
+            await worker.until("ended")
+            assert "died_at" not in (await workers(db))[worker_id]
+
+    async def test_one_that_is_frozen_for_less_keeps_them(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        heard = Heard()
+        async with (
+            victim(database) as worker,
+            running({"other": nothing}, database, heard=heard, **SHORT),
+        ):
+            await add(db, "sleep", payload=4)
+            await worker.until("begun")
+            worker.send(signal.SIGSTOP)
+            await asyncio.sleep(2)  # the freeze itself
+            worker.send(signal.SIGCONT)
+            await worker.until("ended")
+            await until(lambda: is_idle(db), "the job is recorded")
+        assert "worker:recovered" not in heard.names
+
+    async def test_one_whose_interpreter_is_held_for_less_keeps_them(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        heard = Heard()
+        async with (
+            victim(database) as worker,
+            running({"other": nothing}, database, heard=heard, **SHORT),
+        ):
+            await add(db, "hold_gil", payload=2)
+            await worker.until("ended")
+            await until(lambda: is_idle(db), "the job is recorded")
+        assert "worker:recovered" not in heard.names
+
+
+class TestGivingUp:
+    async def test_cut_off_by_a_proxy_it_gives_up_before_the_fast_lease_is_over(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        """A proxy may refuse one worker alone: that is no sign that the server is down."""
+        heard, watcher, gate = Heard(), Heard(), Gate()
+        async with (
+            proxied(database) as (proxy, through),
+            running({"task": gate}, through, heard=heard, **SHORT),
+            running({"other": nothing}, database, heard=watcher, **SHORT),
+        ):
+            await add(db)
+            await gate.until_begun()
+            proxy.refusing = True
+            proxy.cut_all()
+            await heard.until("pool:fenced")
+            assert "worker:recovered" not in watcher.names
+            await heard.until("job:interrupted")
+            assert gate.cancelled
+            assert "worker:recovered" not in watcher.names
+            await watcher.until("worker:recovered")
+            gate.open()
+            proxy.refusing = False
+            await heard.until("pool:unfenced")
+            await heard.until("job:complete")
+            await until(lambda: is_idle(db), "it ran again")
+
+    async def test_without_an_answer_it_gives_up_before_the_lease_is_over(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        heard, watcher, gate = Heard(), Heard(), Gate()
+        async with (
+            proxied(database) as (proxy, through),
+            running({"task": gate}, through, heard=heard, **SHORT),
+            running({"other": nothing}, database, heard=watcher, **SHORT),
+        ):
+            await add(db)
+            await gate.until_begun()
+            proxy.frozen = True
+            fenced = await heard.until("pool:fenced")
+            assert fenced.silence < 4
+            assert "worker:recovered" not in watcher.names
+            await watcher.until("worker:recovered")
+            proxy.frozen = False
+            gate.open()
+            await heard.until("pool:unfenced")
+            await until(lambda: is_idle(db), "it ran again")
+
+    async def test_a_restart_of_the_server_that_takes_longer_is_no_reason(self, short_folder: Path) -> None:
+        heard, gate = Heard(), Gate()
+        with EmbeddedPostgres(short_folder) as server:
+            dsn = server.dsn()
+            async with WorkerUtils(dsn) as utils:
+                await utils.migrate()
+                await utils.add_job("task")
+            async with running({"task": gate}, dsn, heard=heard, **SHORT):
+                await gate.until_begun()
+                await asyncio.to_thread(restart, server, "immediate", pause=2.0)
+                gate.open()
+                await heard.until("job:complete")
+        assert "pool:fenced" not in heard.names
+        assert gate.cancelled == []
+
+    async def test_sessions_that_are_ended_again_and_again_are_no_reason(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        heard, watcher, gate = Heard(), Heard(), Gate()
+        async with (
+            running({"task": gate}, database, heard=heard, **SHORT) as runner,
+            running({"other": nothing}, database, heard=watcher, **SHORT),
+        ):
+            await add(db)
+            await gate.until_begun()
+            for _ in range(4):
+                await db.execute(
+                    """select pg_terminate_backend(pid) from pg_stat_activity
+                    where datname = current_database() and pid <> pg_backend_pid()"""
+                )
+                await until_it_beats(db, runner.id, 2)
+            gate.open()
+            await heard.until("job:complete")
+        assert not {"pool:fenced", "worker:recovered"} & {*heard.names, *watcher.names}
+
+    async def test_a_job_with_a_longer_lease_goes_on_and_is_recorded(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        heard, watcher = Heard(), Heard()
+        charge, other = Gate(), Gate()
+        async with (
+            proxied(database) as (proxy, through),
+            running(
+                {"charge": charge, "other": other},
+                through,
+                heard=heard,
+                concurrency=2,
+                task_leases={"charge": 60},
+                **SHORT,
+            ),
+            running({"nothing": nothing}, database, heard=watcher, **SHORT),
+        ):
+            await add(db, "charge", queue_name="money")
+            await add(db, "other")
+            await charge.until_begun()
+            await other.until_begun()
+            proxy.refusing = True
+            proxy.cut_all()
+            await heard.until("pool:fenced")
+            recovered = (await watcher.until("worker:recovered")).recovered
+            assert [job.task_identifier for job in recovered.jobs] == ["other"]
+            assert recovered.queues == []
+            charge.open()
+            other.open()
+            proxy.refusing = False
+            await heard.until("pool:unfenced")
+            await until(lambda: is_idle(db), "both are recorded")
+        assert charge.cancelled == []
+        assert len(charge.begun) == 1
+        assert len(other.begun) == 2
+
+    @pytest.mark.parametrize("task", ["block_thread", "block_loop"])
+    async def test_a_process_whose_work_cannot_be_stopped_ends_if_it_may(
+        self, db: asyncpg.Connection, database: str, task: str
+    ) -> None:
+        async with (
+            proxied(database) as (proxy, through),
+            victim(through, exit_if_stuck=True) as worker,
+            running({"other": nothing}, database, **SHORT),
+        ):
+            await add(db, task, payload=60)
+            await worker.until("begun")
+            proxy.refusing = True
+            proxy.cut_all()
+            assert await worker.end() == 1
+            assert "So this process ends" in worker.text
+
+    async def test_otherwise_a_thread_goes_on_and_its_result_is_not_recorded(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        async with (
+            proxied(database) as (proxy, through),
+            victim(through) as worker,
+            running({"other": nothing}, database, **SHORT),
+        ):
+            await add(db, "block_thread", payload=4)
+            await worker.until("begun")
+            proxy.refusing = True
+            proxy.cut_all()
+            await worker.until("given up")
+            await until(lambda: _freed(db), "others freed the job")
+            proxy.refusing = False
+            await worker.until("ended")
+            await worker.until("was not ours any more")
+            await worker.until("ended", 2)
+            await until(lambda: is_idle(db), "it ran again")
+
+
+async def _freed(db: asyncpg.Connection) -> bool:
+    return await locked(db) == []
