@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import asynccontextmanager
@@ -23,6 +24,7 @@ from graphile_worker.testing import Databases
 from support.jobs import add, count
 from support.postgres import ROOT
 from support.programs import Program, program
+from support.waiting import until
 from support.workers import locked
 
 if TYPE_CHECKING:
@@ -192,7 +194,7 @@ def test_the_page_on_the_command_line_has_every_setting_and_flag() -> None:
     text = (ROOT / "docs" / "command-line.md").read_text()
     for setting in SETTINGS:
         assert f"`{setting.name}`" in text
-        assert f"`{setting.flags[0]}`" in text
+        assert not setting.flags or f"`{setting.flags[0]}`" in text
 
 
 MISTAKES = [
@@ -294,7 +296,7 @@ async def test_list_prints_every_job_as_json(db: asyncpg.Connection, database: s
 
 
 def test_the_help_of_every_command_fits_a_screen_and_has_an_example(tmp_path: Path) -> None:
-    for verb in ([], ["run"], ["list"], ["config"], ["completion"]):
+    for verb in ([], ["run"], ["list"], ["health"], ["config"], ["completion"]):
         text = command(tmp_path, *verb, "--help").stdout
         assert "Example: " in text
         assert len(text.splitlines()) <= 42
@@ -308,3 +310,50 @@ def test_shells_can_complete_it(tmp_path: Path, shell: str) -> None:
     word = "--po" if shell == "fish" else "1"
     asked = {variable: f"{shell}_complete", "COMP_WORDS": "graphile-worker --po", "COMP_CWORD": word}
     assert "--poll-interval" in command(tmp_path, **asked).stdout
+
+
+class TestHealth:
+    async def test_a_worker_is_asked_at_its_address(self, folder: Path, database: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        async with worker(folder, database, "--health", port) as running:
+            await running.until("Worker connected")
+            async with worker(folder, database, "health", "--health", port) as asked:
+                assert await asked.end() == 0
+            assert "ready, 0 of 1 slots busy" in asked.text
+            async with worker(folder, database, "--health", port, "health", "--live", "--json") as asked:
+                assert await asked.end() == 0
+            assert json.loads(asked.text)["live"] is True
+        async with worker(folder, database, "health", "--health", port) as asked:
+            assert await asked.end() == 1
+        assert f"No worker answers at 127.0.0.1:{port}" in asked.text
+
+    async def test_or_the_database_knows_of_the_workers_of_this_machine(
+        self, folder: Path, database: str
+    ) -> None:
+        async with worker(folder, database, "--schema-only") as installed:
+            await installed.end()
+        async with worker(folder, database, "health") as asked:
+            assert await asked.end() == 1
+        assert "No worker of this machine has a heartbeat" in asked.text
+        async with worker(folder, database, GRAPHILE_WORKER_HEARTBEAT_INTERVAL="200ms") as running:
+            await running.until("Worker connected")
+
+            async def healthy() -> bool:
+                async with worker(folder, database, "health", "--any-host") as asked:
+                    return await asked.end() == 0 and ": ready, last heard" in asked.text
+
+            await until(healthy, "it is ready")
+            async with worker(folder, database, "health", "--json") as asked:
+                assert await asked.end() == 0
+            [found] = json.loads(asked.text)
+            assert found["state"] == "ready"
+
+    @pytest.mark.parametrize("flags", [["--processes", "2"], ["--watch"]])
+    async def test_one_address_is_for_one_process(
+        self, folder: Path, database: str, flags: list[str]
+    ) -> None:
+        async with worker(folder, database, "--health", "8080", *flags) as refused:
+            assert await refused.end() == 2
+        assert "--health is about one process" in refused.text

@@ -85,7 +85,7 @@ def test_a_file_of_its_own_is_preferred_and_one_can_be_named(tmp_path: Path) -> 
         ("poll_interval = 0", "poll_interval is 0; it must be more than 0."),
         ("shutdown_grace = 5", "shutdown_grace is 5; it must be a number with a unit: 500ms, 2s, 5m or 1h."),
         ("job = 3", "graphile-worker.toml: there is no setting 'job'. Did you mean jobs?"),
-        ("colour = 3", "there is no setting 'colour'. There are: connection, crontab, jobs"),
+        ("colour = 3", "there is no setting 'colour'. There are: connection, crontab, fast_lease"),
         ("jobs = 0", "graphile-worker.toml: jobs is 0; it must be an integer from 1 to 100,000."),
         ("jobs = 1.5", "jobs is 1.5; it must be an integer"),
         ("jobs = true", "jobs is True; it must be an integer"),

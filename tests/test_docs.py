@@ -22,7 +22,7 @@ import asyncpg
 import pytest
 
 import graphile_worker
-from graphile_worker import JobSpec, WorkerUtils
+from graphile_worker import JobSpec, WorkerInfo, WorkerUtils
 from graphile_worker.testing import Databases
 from support.jobs import lock, one
 from support.postgres import ROOT
@@ -183,7 +183,29 @@ async def test_the_page_on_job_keys(database: str) -> None:
         page.assert_done()
 
 
-async def test_the_page_on_operations(db: asyncpg.Connection, database: str) -> None:
+async def test_the_page_on_reliability(db: asyncpg.Connection, database: str) -> None:
+    page = Page("reliability.md", dsn=database, tasks={"hello": print})
+    names = await page.run()
+    await names["runner"].stop()
+    decide, worker = names["on_recovery"], WorkerInfo(id="w", host="web-1", pid=7)
+    async with WorkerUtils(dsn=database) as utils:
+        charge, rest, other = [await utils.add_job(task) for task in ("charge_card", "import_all", "other")]
+    assert (await decide(charge, worker)).reason.startswith("w (pid 7 on web-1) died")
+    assert (await decide(rest, worker)).delay == 600
+    assert await decide(other, worker) is None
+    page.assert_done()
+
+
+def test_the_page_on_reliability_has_every_setting() -> None:
+    text = (ROOT / "docs" / "reliability.md").read_text()
+    before = inspect.signature(graphile_worker.run).parameters
+    about = [*before][[*before].index("recovery") : [*before].index("handle_signals")]
+    assert [name for name in about if f"| `{name}` |" not in text] == []
+
+
+async def test_the_page_on_operations(
+    db: asyncpg.Connection, database: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with WorkerUtils(dsn=database) as utils:
         page = Page("operations.md", utils=utils)
         jobs = await utils.add_jobs(JobSpec("send_email", n, queue_name="q") for n in range(150))
@@ -193,7 +215,9 @@ async def test_the_page_on_operations(db: asyncpg.Connection, database: str) -> 
         await page.run()
         assert (await utils.stats()).total == 50
         [held] = await utils.list_jobs(limit=1)
-        await lock(db, held.id, by="python-0123456789abcdef01")
+        await lock(db, held.id, by="pool-0123456789abcdef01")
+        await page.run()
+        assert "pool-0123456789abcdef01 node None None None 1" in capsys.readouterr().out
         await page.run()
         assert (await utils.stats()).running == 0
         await page.run()

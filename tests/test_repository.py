@@ -38,6 +38,7 @@ def test_the_public_names_are_these() -> None:
             "EmbeddedServerError",
             "Events",
             "GraphileWorkerError",
+            "Health",
         ),
         *(
             "InvalidJobError",
@@ -50,6 +51,8 @@ def test_the_public_names_are_these() -> None:
             "MissingExtraError",
         ),
         *(
+            "Recovered",
+            "Recovery",
             "Runner",
             "SchemaError",
             "SchemaMissingError",
@@ -61,6 +64,7 @@ def test_the_public_names_are_these() -> None:
         *(
             "TaskError",
             "TaskStats",
+            "WorkerInfo",
             "WorkerUtils",
             "quick_add_job",
             "run",

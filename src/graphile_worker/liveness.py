@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from graphile_worker.durations import seconds
+from graphile_worker.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 _MARGIN = 8.0
 _FAST_MARGIN = 1.0
+_ADDRESS = re.compile(r"(?:(?P<host>[^:]*|\[[0-9a-fA-F:.]+\]):)?(?P<port>\d{1,5})")
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +64,10 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     tasks: Sequence[str] | None = None
     started_at: datetime | None = None
     last_heartbeat_at: datetime | None = None
+    silence: float | None = None
+    """Seconds since then, by the database's clock."""
+    state: str | None = None
+    """What it last said of itself: see `Health`."""
     died_at: datetime | None = None
     """When it was declared dead, if it was."""
     lease: Mapping[str, Any] | None = None
@@ -69,6 +76,12 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """How many jobs it holds."""
     queues: int = 0
     """How many serial queues it holds."""
+
+    @property
+    def lives(self) -> bool:
+        """Whether it is one of ours, and nothing speaks against it; dead for sure is only who `died_at`."""
+        seconds = (self.lease or {}).get("seconds")
+        return self.died_at is None and seconds is not None and (self.silence or 0.0) < seconds
 
     @property
     def name(self) -> str:
@@ -134,3 +147,16 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     last_heartbeat: float | None
     """Seconds since the last heartbeat that was recorded; None if there are none."""
     listening: bool
+
+
+def parse_address(address: str | int) -> tuple[str | None, int]:
+    """Host and port; without a host it is this machine alone, with an empty one all its addresses.
+
+    >>> parse_address(8080), parse_address("0.0.0.0:80"), parse_address(":80")
+    (('127.0.0.1', 8080), ('0.0.0.0', 80), (None, 80))
+    """
+    match = None if isinstance(address, bool) else _ADDRESS.fullmatch(str(address))
+    if match is None or int(match["port"]) > 65535:  # noqa: PLR2004 - the highest port
+        raise ConfigurationError(f"health is {address!r}; it must be a port, or host:port.")
+    host = "127.0.0.1" if match["host"] is None else match["host"].strip("[]")
+    return host or None, int(match["port"])

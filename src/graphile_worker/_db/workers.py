@@ -203,6 +203,8 @@ def _read_worker(row: asyncpg.Record) -> WorkerInfo:
         tasks=known.get("tasks"),
         started_at=row["started_at"],
         last_heartbeat_at=row["last_heartbeat_at"],
+        silence=row["silence"],
+        state=known.get("state"),
         died_at=_moment(known.get("died_at")),
         lease=known.get("lease"),
         jobs=row["jobs"],

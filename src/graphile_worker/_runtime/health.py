@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from graphile_worker.errors import ConfigurationError
-from graphile_worker.liveness import Health
+from graphile_worker.liveness import Health, parse_address
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -29,20 +28,6 @@ _HOPELESS = 60.0
 _UNANSWERED = 10.0
 _MOST_HEADERS = 16_384
 _REQUEST_TIMEOUT = 5.0
-_ADDRESS = re.compile(r"(?:(?P<host>[^:]*|\[[0-9a-fA-F:.]+\]):)?(?P<port>\d{1,5})")
-
-
-def parse_address(address: str | int) -> tuple[str | None, int]:
-    """Host and port; without a host it is this machine alone, with an empty one all its addresses.
-
-    >>> parse_address(8080), parse_address("0.0.0.0:80"), parse_address(":80")
-    (('127.0.0.1', 8080), ('0.0.0.0', 80), (None, 80))
-    """
-    match = None if isinstance(address, bool) else _ADDRESS.fullmatch(str(address))
-    if match is None or int(match["port"]) > 65535:  # noqa: PLR2004 - the highest port
-        raise ConfigurationError(f"health is {address!r}; it must be a port, or host:port.")
-    host = "127.0.0.1" if match["host"] is None else match["host"].strip("[]")
-    return host or None, int(match["port"])
 
 
 class HealthCheck:
@@ -77,6 +62,7 @@ class HealthCheck:
 
     async def start(self) -> None:
         """Answer from now on, if there is an address."""
+        self._serving.append(self._sidecar.submit(self._watch_loop()))
         if self._address is None:
             return
         host, port = self._address
@@ -86,7 +72,6 @@ class HealthCheck:
             raise ConfigurationError(
                 f"health is {host or ''}:{port}, where this process cannot listen: {error.strerror or error}."
             ) from None
-        self._serving.append(self._sidecar.submit(self._watch_loop()))
 
     async def stop(self) -> None:
         """Answer no more."""

@@ -40,6 +40,7 @@ class Heartbeat:
         schema: Where to say it.
         worker_id: Who lives.
         metadata: What others may want to know of the worker.
+        state: How the worker is, to tell that too.
         vitals: Where it is kept what we know.
         on_death: Others have declared the worker dead. It says nothing more until `revive`.
         on_beat: It is recorded that the worker lives.
@@ -55,6 +56,7 @@ class Heartbeat:
         schema: Schema,
         worker_id: str,
         metadata: Mapping[str, object],
+        state: Callable[[], str],
         vitals: Vitals,
         on_death: Callable[[], None],
         on_beat: Callable[[], None],
@@ -68,6 +70,7 @@ class Heartbeat:
         self._schema = schema
         self._worker_id = worker_id
         self._metadata = dict(metadata)
+        self._state = state
         self._vitals = vitals
         self._on_death = on_death
         self._on_beat = on_beat
@@ -148,6 +151,9 @@ class Heartbeat:
 
     async def _beat(self, connection: Connection, changes: Mapping[str, object] | None = None) -> None:
         vitals = self._vitals
+        if (state := self._state()) != self._metadata.get("state"):
+            self._metadata["state"] = state
+            changes = {**(changes or {}), "state": state}
         sent = vitals.clock()
         async with asyncio.timeout(self._patience), self._statement_on(connection):
             if not self._registered:

@@ -40,6 +40,7 @@ class Lifeline:
         sidecar: Where the heartbeat runs.
         vitals: What is known.
         worker: Gives up its work.
+        state: How it is.
         may_exit: Whether to end the process if the work cannot be stopped otherwise.
         logger: Where to say so.
     """
@@ -54,6 +55,7 @@ class Lifeline:
         sidecar: Sidecar,
         vitals: Vitals,
         worker: Worker,
+        state: Callable[[], str],
         may_exit: bool,
         logger: ScopedLogger,
     ) -> None:
@@ -71,6 +73,7 @@ class Lifeline:
         self._sidecar = sidecar
         self._vitals = vitals
         self._worker = worker
+        self._state = state
         self._may_exit = may_exit
         self._logger = logger
         self._loop = asyncio.get_running_loop()
@@ -89,6 +92,7 @@ class Lifeline:
             schema=self._schema,
             worker_id=self._pool.id,
             metadata=self._metadata,
+            state=self._state,
             vitals=self._vitals,
             on_death=lambda: self._tell(self._worker.mourn),
             on_beat=lambda: self._tell(self._worker.unfence),

@@ -133,6 +133,7 @@ class Parts:
             sidecar=self._sidecar,
             vitals=self._vitals,
             worker=self.worker,
+            state=lambda: self.health.read().state,
             may_exit=self._options.exit_if_stuck,
             logger=self.logger,
         )

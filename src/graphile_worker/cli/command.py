@@ -12,7 +12,7 @@ from graphile_worker import __version__
 from graphile_worker.cli.settings import SETTINGS, Setting, gather
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from graphile_worker.cli.settings import Value
 
@@ -35,12 +35,14 @@ class _Kind(click.ParamType[Any]):
             self.fail(f"{shown}it must be {error}.", param, ctx)
 
 
-def _settings(*, of_run: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Flags for the settings: for all of them, or for those that every verb has."""
+def _settings(
+    *, of_run: bool, also: Sequence[str] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Flags for the settings: for all of them, or for those that every verb has and these."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         for setting in reversed(SETTINGS):
-            if not (of_run or setting.for_all_verbs):
+            if not setting.flags or not (of_run or setting.for_all_verbs or setting.name in also):
                 continue
             kind: dict[str, Any] = {"type": _Kind(setting), "metavar": setting.metavar}
             if setting.is_switch:
@@ -97,11 +99,13 @@ def root(ctx: click.Context, /, **_: Any) -> None:
     if ctx.invoked_subcommand is None:
         _run(ctx.obj, None)
     elif ctx.invoked_subcommand != "run":
-        shows_all = ctx.invoked_subcommand == "config"
-        allowed = {setting.name for setting in SETTINGS if setting.for_all_verbs or shows_all} | {"config"}
+        verb = ctx.invoked_subcommand
+        allowed = {
+            setting.name for setting in SETTINGS if setting.for_all_verbs or verb in {"config", setting.name}
+        } | {"config"}
         for name in ctx.obj.keys() - allowed:
             flag = next(p.opts[-1] for p in ctx.command.params if p.name == name)
-            ctx.fail(f"{flag} is about running a worker; it does nothing with {ctx.invoked_subcommand}.")
+            ctx.fail(f"{flag} is about running a worker; it does nothing with {verb}.")
 
 
 @root.command(context_settings=_CONTEXT, epilog="\b\nExample: graphile-worker run myapp.jobs:tasks -j 10")
@@ -126,6 +130,25 @@ def list_jobs(ctx: click.Context, /, *, as_json: bool, **_: Any) -> None:
     from graphile_worker.cli.list_jobs import print_jobs  # noqa: PLC0415
 
     print_jobs(_gathered({**ctx.obj, **_given(ctx)}), as_json=as_json)
+
+
+@root.command(context_settings=_CONTEXT, epilog="\b\nExample: graphile-worker health --health 8080")
+@_settings(of_run=False, also=("health",))
+@click.option("--live", is_flag=True, help="Only whether they live, not whether they claim jobs.")
+@click.option("--any-host", is_flag=True, help="Workers of all machines, not only of this one.")
+@click.option("--json", "as_json", is_flag=True, help="What was found, as JSON.")
+@click.pass_context
+def health(ctx: click.Context, /, *, live: bool, any_host: bool, as_json: bool, **_: Any) -> None:
+    """Ask whether workers can do their work; exit code 1 if not.
+
+    With --health it asks the worker that answers there. Without, it asks the database for the workers of this
+    machine: one at least must be there, and all must be ready.
+    """
+    from graphile_worker.cli.check_health import check_health  # noqa: PLC0415
+
+    settings = _gathered({**ctx.obj, **_given(ctx)})
+    if not check_health(settings, live=live, any_host=any_host, as_json=as_json):
+        ctx.exit(1)
 
 
 @root.command(context_settings=_CONTEXT, epilog="\b\nExample: graphile-worker config -j 10")

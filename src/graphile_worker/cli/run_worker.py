@@ -59,6 +59,11 @@ def run_worker(
     elif cleanup:
         _clean_up(settings, tasks_of, cleanup)
     elif control is None and (watch or settings["processes"].value > 1):
+        if settings["health"].value is not None:
+            raise click.UsageError(
+                "--health is about one process. With --processes or --watch ask the database: "
+                "graphile-worker health"
+            )
         from graphile_worker.cli.supervisor import supervise  # noqa: PLC0415
 
         paths = _watched(settings, tasks_of) if watch else ()
@@ -90,6 +95,7 @@ async def _run(settings: Mapping[str, Value], tasks: Tasks, events: Events, cont
         poll_interval=settings["poll_interval"].value,
         listen=settings["listen"].value,
         listen_dsn=settings["listen_connection"].value,
+        health=settings["health"].value,
     )
     if control is not None:
         _obey(control, runner, settings["shutdown_grace"].value)
@@ -140,8 +146,16 @@ def _of_both(settings: Mapping[str, Value]) -> dict[str, Any]:
         "prefetch": "prefetch",
         "prepared_statements": "prepared_statements",
         "shutdown_grace": "shutdown_grace",
+        "recovery": "recovery",
+        "heartbeat_interval": "heartbeat_interval",
+        "lease": "lease",
+        "fast_lease": "fast_lease",
+        "recovery_delay": "recovery_delay",
     }
-    return {argument: settings[name].value for argument, name in names.items()}
+    return {
+        **{argument: settings[name].value for argument, name in names.items()},
+        "exit_if_stuck": True,  # whoever started the command starts it again
+    }
 
 
 def _load(settings: Mapping[str, Value], tasks_of: str | None) -> Tasks:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphile_worker.errors import ConfigurationError
+from graphile_worker.liveness import parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -84,6 +85,17 @@ def interval(value: object) -> float:
     return found
 
 
+def address(value: object) -> str:
+    """A port, with or without a host."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError("a port, or host:port")  # noqa: TRY004 - not our mistake, but the user's
+    try:
+        parse_address(value)
+    except ConfigurationError:
+        raise ValueError("a port, or host:port") from None
+    return str(value)
+
+
 def switch(value: object) -> bool:
     """On or off."""
     if isinstance(value, bool):
@@ -110,6 +122,7 @@ class Setting:
 
     name: str
     flags: tuple[str, ...]
+    """None for what few ever change: that is set in the file, or in the environment."""
     read: Read
     default: Any
     help: str
@@ -180,6 +193,30 @@ SETTINGS = (
     Setting(
         name="shutdown_grace", flags=("--shutdown-grace",), read=duration, default=5.0, metavar="TIME",
         help="What running jobs get after a signal: 5s.",
+    ),
+    Setting(
+        name="recovery", flags=("--no-recovery",), read=switch, default=True,
+        help="Neither beat nor free the jobs of dead workers.",
+    ),
+    Setting(
+        name="heartbeat_interval", flags=(), read=duration, default=3.0,
+        metavar="TIME", help="How often to say that it lives: 3s.",
+    ),
+    Setting(
+        name="lease", flags=("--lease",), read=duration, default=38.0, metavar="TIME",
+        help="After how much silence others run its jobs: 38s.",
+    ),
+    Setting(
+        name="fast_lease", flags=(), read=duration, default=8.0, metavar="TIME",
+        help="The same, if its connections are gone: 8s.",
+    ),
+    Setting(
+        name="recovery_delay", flags=(), read=duration, default=0.0, metavar="TIME",
+        help="When jobs of a dead worker run again: 0s.",
+    ),
+    Setting(
+        name="health", flags=("--health",), read=address, default=None, metavar="ADDRESS",
+        help="Answer /live and /ready here: 8080, or host:port.",
     ),
     Setting(
         name="log_level", flags=("--log-level",), read=one_of("debug", "info", "warning", "error"),

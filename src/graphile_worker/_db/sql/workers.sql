@@ -45,7 +45,7 @@ select
   (metadata -> 'lease' ->> 'seconds')::float8 as seconds,
   (metadata -> 'lease' ->> 'fast')::float8 as fast,
   (metadata -> 'lease' ->> 'epoch') = pg_postmaster_start_time()::text as same_epoch,
-  extract(epoch from clock_timestamp() - last_heartbeat_at)::float8 as age,
+  {silence} as age,
   {dead_is_due} as due
 from {schema}._private_workers
 where jsonb_typeof(metadata -> 'lease' -> 'seconds') = 'number';
@@ -146,8 +146,11 @@ where worker.id = any ($1::text[]) and worker.metadata ? 'died_at'
   and not exists (select from {schema}._private_jobs as job where job.locked_by = worker.id)
   and not exists (select from {schema}._private_job_queues as queue where queue.locked_by = worker.id);
 
+-- name: silence
+extract(epoch from clock_timestamp() - last_heartbeat_at)::float8
+
 -- name: read_dead
-select id, metadata::text as metadata, started_at, last_heartbeat_at, 0 as jobs, 0 as queues
+select id, metadata::text as metadata, started_at, last_heartbeat_at, {silence} as silence, 0 as jobs, 0 as queues
 from {schema}._private_workers where id = any ($1::text[]);
 
 -- name: list_workers
@@ -163,7 +166,7 @@ with held as (
 )
 select
   coalesce(worker.id, held.id) as id, worker.metadata::text as metadata, worker.started_at,
-  worker.last_heartbeat_at, coalesce(held.jobs, 0) as jobs, coalesce(held.queues, 0) as queues
+  worker.last_heartbeat_at, {silence} as silence, coalesce(held.jobs, 0) as jobs, coalesce(held.queues, 0) as queues
 from {schema}._private_workers as worker
 full join held on held.id = worker.id
 order by worker.started_at nulls last, id;

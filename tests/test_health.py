@@ -1,0 +1,178 @@
+"""Whoever asks is told how a worker is: over HTTP, on the command line, in Python."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from graphile_worker import ConfigurationError, run
+from graphile_worker._runtime import health as health_module
+from graphile_worker.testing import Databases
+from support.jobs import add
+from support.proxy import proxied
+from support.waiting import until
+from support.workers import Gate, Heard, nothing, running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SHORT: dict[str, Any] = {"heartbeat_interval": 0.3, "fast_lease": 1.2, "lease": 4.0}
+
+
+@pytest.fixture(scope="session")
+def databases(default_databases: Databases) -> Databases:
+    return default_databases
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        found: int = probe.getsockname()[1]
+        return found
+
+
+def ask(port: int, path: str, method: str = "GET") -> tuple[int, dict[str, Any]]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        text = answer.read()
+        return answer.status, json.loads(text) if text else {}
+    finally:
+        connection.close()
+
+
+async def holds(condition: Callable[[], bool]) -> None:
+    async def found() -> bool:
+        return condition()
+
+    await until(found, "the worker is as expected")
+
+
+async def test_a_worker_is_ready_whether_it_is_idle_or_busy(db: asyncpg.Connection, database: str) -> None:
+    gate = Gate()
+    async with running({"task": gate}, database, **SHORT) as runner:
+        idle = runner.health()
+        assert (idle.state, idle.live, idle.ready, idle.running) == ("ready", True, True, 0)
+        await add(db)
+        await gate.until_begun()
+        busy = runner.health()
+        assert (busy.state, busy.ready, busy.running, busy.concurrency) == ("ready", True, 1, 1)
+        assert busy.worker_id == runner.id
+        assert busy.listening
+        assert busy.last_exchange is not None
+        assert busy.last_heartbeat is not None
+        stopping = asyncio.create_task(runner.stop())
+        await holds(lambda: runner.health().state == "stopping")
+        assert runner.health().live
+        assert not runner.health().ready
+        gate.open()
+        await stopping
+    assert (runner.health().state, runner.health().live) == ("stopped", False)
+
+
+async def test_one_that_cannot_claim_is_not_ready(database: str) -> None:
+    heard = Heard()
+    async with (
+        proxied(database) as (proxy, through),
+        running({"task": nothing}, through, heard=heard, poll_interval=0.1, **SHORT) as runner,
+    ):
+        proxy.refusing = True
+        proxy.cut_all()
+        await holds(lambda: runner.health().state == "unreachable")
+        assert runner.health().live
+        await heard.until("pool:fenced")
+        await holds(lambda: runner.health().state == "fenced")
+        proxy.refusing = False
+        await holds(lambda: runner.health().ready)
+
+
+async def test_one_without_an_answer_is_not_ready(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_module, "_UNANSWERED", 0.2)
+    async with (
+        proxied(database) as (proxy, through),
+        running({"task": nothing}, through, poll_interval=0.1, recovery=False) as runner,
+    ):
+        proxy.frozen = True
+        await holds(lambda: "has not answered" in (runner.health().reason or ""))
+        assert runner.health().last_heartbeat is None
+        proxy.frozen = False
+        await holds(lambda: runner.health().ready)
+
+
+async def test_one_whose_flags_cannot_be_told_is_not_ready(database: str) -> None:
+    def flags() -> list[str]:
+        raise ValueError("oops")
+
+    async with running({"task": nothing}, database, forbidden_flags=flags, poll_interval=0.1) as runner:
+        await holds(lambda: runner.health().state == "unsure")
+        assert "oops" in (runner.health().reason or "")
+
+
+class TestOverHttp:
+    async def test_live_and_ready(self, database: str, port: int) -> None:
+        async with running({"task": nothing}, database, health=port):
+            for path in ("/", "/live", "/ready", "/ready?verbose"):
+                status, found = await asyncio.to_thread(ask, port, path)
+                assert (status, found["state"]) == (200, "ready")
+            assert (await asyncio.to_thread(ask, port, "/live", "HEAD"))[0] == 200
+            assert (await asyncio.to_thread(ask, port, "/nowhere"))[0] == 404
+            assert (await asyncio.to_thread(ask, port, "/live", "POST"))[0] == 405
+
+    async def test_nonsense_harms_nobody(self, database: str, port: int) -> None:
+        async with running({"task": nothing}, database, health=f"127.0.0.1:{port}"):
+            for nonsense in (b"\r\n\r\n", b"\xff\xfe\r\n\r\n", b"x" * 100_000, b""):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(nonsense)
+                writer.close()
+            assert (await asyncio.to_thread(ask, port, "/live"))[0] == 200
+
+    async def test_it_answers_while_a_task_blocks_the_event_loop(
+        self, db: asyncpg.Connection, database: str, port: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(health_module, "_PING", 0.05)
+        monkeypatch.setattr(health_module, "_BLOCKED", 0.3)
+        monkeypatch.setattr(health_module, "_HOPELESS", 1.0)
+        seen: list[tuple[int, str]] = []
+        freed = threading.Event()
+
+        def watch() -> None:
+            deadline = time.monotonic() + 10
+            while time.monotonic() < deadline and not freed.is_set():
+                status, found = ask(port, "/live")
+                seen.append((status, found["state"]))
+                if status == 503:
+                    freed.set()
+
+        async def block(_payload: object) -> None:
+            watcher = threading.Thread(target=watch)
+            watcher.start()
+            freed.wait(10)
+            watcher.join()
+
+        heard = Heard()
+        async with running({"task": block}, database, heard=heard, health=port):
+            await add(db)
+            await heard.until("job:complete")
+        assert (200, "ready") in seen
+        assert (200, "blocked") in seen
+        assert seen[-1] == (503, "blocked")
+
+    @pytest.mark.parametrize("address", ["nowhere", "1:2:3", 70000, True, -1])
+    async def test_what_is_no_address_is_refused(self, address: Any) -> None:
+        with pytest.raises(ConfigurationError, match="it must be a port, or host:port"):
+            await run({"task": nothing}, "postgresql://nowhere", health=address)
+
+    async def test_an_address_that_is_taken_is_refused(self, database: str, port: int) -> None:
+        async with running({"task": nothing}, database, health=port):
+            with pytest.raises(ConfigurationError, match=f"127.0.0.1:{port}, where this process cannot"):
+                await run({"task": nothing}, database, health=port)
