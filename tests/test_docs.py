@@ -183,7 +183,7 @@ async def test_the_page_on_job_keys(database: str) -> None:
         page.assert_done()
 
 
-async def test_the_page_on_reliability(db: asyncpg.Connection, database: str) -> None:
+async def test_the_page_on_reliability(database: str) -> None:
     page = Page("reliability.md", dsn=database, tasks={"hello": print})
     names = await page.run()
     await names["runner"].stop()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import nullcontext, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphile_worker._db import workers as database
 from graphile_worker._db.connect import end, keep_alive
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 1.0
+_FIRST_PATIENCE = 30.0
+_MOST_UNANSWERED = 2
 _GOODBYE = 2.0
 
 
@@ -69,37 +71,38 @@ class Heartbeat:
         self._in_transactions = in_transactions
         self._schema = schema
         self._worker_id = worker_id
-        self._metadata = dict(metadata)
+        self._metadata: dict[str, Any] = dict(metadata)
+        self._said: dict[str, Any] = {}
         self._state = state
         self._vitals = vitals
         self._on_death = on_death
         self._on_beat = on_beat
         self._on_loss = on_loss
         self._logger = logger
-        # No statement of ours takes long. One without an answer is on a connection that leads nowhere.
+        # A beat that is not answered for so long may be on a connection that leads nowhere: try another.
         self._patience = min(5.0, self._lease.interval)
         self._is_direct = False
         self._pause = _FIRST_PAUSE
         self._complained = False
         self._registered = False
         self._connection: asyncpg.Connection | None = None
+        self._unanswered: dict[asyncpg.Connection, asyncio.Task[None]] = {}
+        """Connections that are kept for all that: the session is there, and the answer may come."""
         self._woken = asyncio.Event()
 
     async def begin(self) -> None:
         """Register the worker; an error is the caller's."""
-        await self._connect()
+        async with asyncio.timeout(_FIRST_PATIENCE):
+            await self._beat(await self._connect())
 
     async def beat_for_ever(self) -> None:
         """Beat, through all outages."""
         while True:
             self._woken.clear()
             try:
-                if self._connection is None:
-                    await self._connect()
-                else:
-                    await self._beat(self._connection)
+                await self._beat_once()
             except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
-                await self._lose(error)
+                self._complain(error)
                 delay = self._pause
                 self._pause = min(self._pause * 2, _LONGEST_PAUSE)
             else:
@@ -116,7 +119,10 @@ class Heartbeat:
     async def end(self, *, deregister: bool) -> None:
         """Say goodbye, if nothing is left behind."""
         connection, self._connection = self._connection, None
-        self._vitals.has_session = False
+        beating = list(self._unanswered.values())
+        self._drop_unanswered()
+        if beating:
+            await asyncio.wait(beating)
         if connection is None:
             return
         if deregister:
@@ -125,13 +131,51 @@ class Heartbeat:
                     await database.deregister(connection, self._schema, self._worker_id)
         await end(connection)
 
-    async def _connect(self) -> None:
-        async with asyncio.timeout(self._patience):
-            connection = await self._dial()
+    async def _beat_once(self) -> None:
+        connection = self._connection
+        if connection is None:
+            async with asyncio.timeout(self._patience):
+                connection = await self._connect()
+        # Not cancelled if it takes long: that would cost us the session, which others can see.
+        beating = asyncio.create_task(self._beat(connection))
+        try:
+            await asyncio.wait([beating], timeout=self._patience)
+        except asyncio.CancelledError:  # it is the end
+            await asyncio.wait([beating], timeout=_GOODBYE)
+            if not beating.done():
+                self._unanswered[connection] = beating
+                self._connection = None
+            raise
+        if beating.done():
+            self._answered(connection, beating)
+            beating.result()
+            return
+        self._connection = None
+        if len(self._unanswered) < _MOST_UNANSWERED:
+            self._unanswered[connection] = beating
+            beating.add_done_callback(lambda task: self._answered(connection, task))
+        else:
+            connection.terminate()
+        raise TimeoutError(f"no answer within {self._patience:g} s")
+
+    def _answered(self, connection: asyncpg.Connection, beating: asyncio.Task[None]) -> None:
+        self._unanswered.pop(connection, None)
+        if beating.cancelled() or beating.exception() is not None:
+            connection.terminate()
+            if self._connection is connection:
+                self._connection = None
+        elif self._connection is None:
+            self._connection = connection  # late, but there
+        elif self._connection is not connection:
+            connection.terminate()
+        self._see_sessions()
+
+    async def _connect(self) -> asyncpg.Connection:
+        connection = await self._dial()
         try:
             keep_alive(connection)
             connection.add_termination_listener(self._on_termination)
-            async with asyncio.timeout(self._patience), self._statement_on(connection):
+            async with self._statement_on(connection):
                 met = await database.meet(connection, self._schema)
                 if met.is_session:
                     await database.hold_session(connection, self._schema, self._worker_id)
@@ -146,42 +190,60 @@ class Heartbeat:
             "epoch": met.epoch,
             "tasks": dict(self._lease.tasks),
         }
-        await self._beat(connection, {"lease": self._metadata["lease"]})
-        self._vitals.says_sessions = met.is_session
+        return connection
 
-    async def _beat(self, connection: Connection, changes: Mapping[str, object] | None = None) -> None:
-        vitals = self._vitals
-        if (state := self._state()) != self._metadata.get("state"):
-            self._metadata["state"] = state
-            changes = {**(changes or {}), "state": state}
+    async def _beat(self, connection: asyncpg.Connection) -> None:
+        vitals, lease, state = self._vitals, self._metadata["lease"], self._state()
+        changes: dict[str, object] = {}
+        if lease != self._said.get("lease"):
+            changes["lease"] = lease
+        if state != self._said.get("state"):
+            changes["state"] = state
         sent = vitals.clock()
-        async with asyncio.timeout(self._patience), self._statement_on(connection):
+        async with self._statement_on(connection):
             if not self._registered:
-                await database.register(connection, self._schema, self._worker_id, self._metadata)
+                await database.register(
+                    connection, self._schema, self._worker_id, {**self._metadata, **changes}
+                )
                 self._registered, vitals.dead = True, False
             elif vitals.dead:
                 return
-            elif not await database.beat(connection, self._schema, self._worker_id, changes or {}):
+            elif not await database.beat(connection, self._schema, self._worker_id, changes):
                 vitals.dead = True
                 self._on_death()
                 return
+        self._said.update(changes)
         vitals.confirm(sent)
-        vitals.has_session = True
+        vitals.says_sessions = self._said["lease"]["fast"] is not None
+        self._drop_unanswered(but=connection)
+        self._see_sessions()
         self._pause = _FIRST_PAUSE
         if self._complained:
             self._complained = False
             self._logger.info("The heartbeat is recorded again")
         self._on_beat()
 
+    def _drop_unanswered(self, but: asyncpg.Connection | None = None) -> None:
+        """There is a better connection, or no need for one."""
+        for connection in list(self._unanswered):
+            if connection is not but:
+                connection.terminate()  # and with it ends the beat
+
+    def _see_sessions(self) -> None:
+        had = self._vitals.has_session
+        open_ones = [connection for connection in self._unanswered if not connection.is_closed()]
+        self._vitals.has_session = self._connection is not None or bool(open_ones)
+        if had and not self._vitals.has_session:
+            self._on_loss()
+
     def _statement_on(self, connection: Connection) -> AbstractAsyncContextManager[object]:
         return connection.transaction() if self._in_transactions else nullcontext()
 
-    async def _lose(self, error: Exception) -> None:
-        connection, self._connection = self._connection, None
-        self._vitals.has_session = False
+    def _complain(self, error: Exception) -> None:
         self._vitals.server_down = server_is_down(error, is_direct=self._is_direct)
-        if connection is not None:
-            connection.terminate()
+        if self._connection is not None and self._connection.is_closed():
+            self._connection = None
+        self._see_sessions()
         self._on_loss()
         if not self._complained:
             self._complained = True
@@ -190,6 +252,5 @@ class Heartbeat:
     def _on_termination(self, connection: object) -> None:
         if connection is self._connection:
             self._connection = None
-            self._vitals.has_session = False
-            self._on_loss()
             self._woken.set()
+        self._see_sessions()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from graphile_worker import __version__
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from graphile_worker.options import WorkerOptions
 
 _ID_BYTES = 9
+_GOODBYE = 2.0
 
 
 class Parts:
@@ -73,7 +76,7 @@ class Parts:
         self.worker = self._make_worker(handlers)
         self._lifeline = self._make_lifeline()
         self.worker.on_reconciled = self._lifeline.revive
-        self.worker.on_saved = self._let_go
+        self.worker.on_saved = self._leave
         self._sweeping = self._make_sweeping()
         self.notifier = Notifier(
             pool=self.pool,
@@ -193,6 +196,14 @@ class Parts:
         self.health.phase = "stopped"
         await self.health.stop()
         await self._sidecar.stop()
+
+    async def _leave(self) -> None:
+        """The event loop is being closed, and nobody called `close`."""
+        await self._let_go()
+        with suppress(TimeoutError):  # somebody has a connection, and does not give it back
+            async with asyncio.timeout(_GOODBYE):
+                await self.session.pool.close()
+                await self._listen_on.close()
 
 
 def _open_session(options: WorkerOptions, logger: ScopedLogger) -> Session:
