@@ -182,6 +182,8 @@ class Heartbeat:
         except BaseException:
             connection.terminate()
             raise
+        if self._connection is not None:  # one that was not answered was, meanwhile
+            self._connection.terminate()
         self._connection = connection
         self._is_direct = met.is_direct
         self._metadata["lease"] = {
