@@ -94,7 +94,7 @@ class TestSayingSo:
     ) -> None:
         async with victim(database) as worker, running({"other": nothing}, database, **SHORT):
             worker_id = worker.lines[-1].split()[1]
-            await add(db, "block_loop", payload=6)
+            await add(db, "block_loop", payload=5)  # longer than the lease
             await worker.until("begun")
             await until_it_beats(db, worker_id, 10)
             assert "ended" not in worker.text
@@ -370,6 +370,47 @@ class TestGivingUp:
             assert await worker.end() == 1
             assert "So this process ends" in worker.text
 
+    async def test_so_does_one_that_wakes_up_dead(self, db: asyncpg.Connection, database: str) -> None:
+        heard = Heard()
+        async with (
+            victim(database, exit_if_stuck=True) as worker,
+            running({"other": nothing}, database, heard=heard, **SHORT),
+        ):
+            await add(db, "block_thread", payload=60)
+            await worker.until("begun")
+            worker.send(signal.SIGSTOP)
+            await heard.until("worker:recovered")
+            worker.send(signal.SIGCONT)
+            assert await worker.end() == 1
+            assert "So this process ends" in worker.text
+
+    async def test_a_result_that_was_on_its_way_is_lost_if_others_took_the_job(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        heard, watcher, gate = Heard(), Heard(), Gate()
+        async with (
+            proxied(database) as (proxy, through),
+            running({"task": gate}, through, heard=heard, **SHORT),
+            running({"other": nothing}, database, heard=watcher, **SHORT),
+        ):
+            job = await add(db)
+            await gate.until_begun()
+            proxy.refusing = True
+            proxy.cut_when = lambda direction, _data: direction == "query"
+            gate.open()
+            await heard.until("job:success")
+            await watcher.until("worker:recovered")
+            proxy.cut_when = lambda _direction, _data: False
+            proxy.refusing = False
+            await heard.until("job:complete")
+            await until(lambda: is_idle(db), "it ran again")
+        told = [
+            event.name for event in heard.all if getattr(event, "job", None) and event.job.id == job["id"]
+        ]
+        assert told == [
+            "job:start", "job:success", "job:lost", "job:start", "job:success", "job:complete",
+        ]  # fmt: skip
+
     async def test_otherwise_a_thread_goes_on_and_its_result_is_not_recorded(
         self, db: asyncpg.Connection, database: str
     ) -> None:
@@ -378,7 +419,7 @@ class TestGivingUp:
             victim(through) as worker,
             running({"other": nothing}, database, **SHORT),
         ):
-            await add(db, "block_thread", payload=4)
+            await add(db, "block_thread", payload=3)
             await worker.until("begun")
             proxy.refusing = True
             proxy.cut_all()

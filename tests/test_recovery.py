@@ -8,6 +8,7 @@ import logging
 import math
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -18,10 +19,11 @@ from graphile_worker._db.connect import Pool
 from graphile_worker._db.session import Session
 from graphile_worker._db.sql import Schema
 from graphile_worker.recovery import DIED, Policy, Sweeper
+from graphile_worker.testing import Databases
 from support.clock import FakeClock
 from support.jobs import add, existing, lock, one
 from support.waiting import until
-from support.workers import locked
+from support.workers import Heard, locked, nothing, running
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -180,6 +182,16 @@ class TestWhoIsDead:
             assert await watch.over(20) == []
         assert [found.id for found in (await watch.over(2))[0].jobs] == [job]
 
+    async def test_two_sweeps_at_once_free_a_job_once(self, db: asyncpg.Connection, session: Session) -> None:
+        await enroll(db)
+        await held_job(db)
+        watches = [Watch(session), Watch(session)]
+        for watch in watches:
+            await watch.over(8)
+            watch.clock.advance(2)
+        found = await asyncio.gather(*(watch.sweeper.look() for watch in watches))
+        assert sum(len(one.jobs) for looks in found for one in looks) == 1
+
 
 class TestWhatBecomesOfItsJobs:
     async def test_they_run_again_at_once_with_the_attempt_consumed(
@@ -319,6 +331,42 @@ class TestWhatBecomesOfItsJobs:
             while json.loads(await told.get())["count"] != 1:
                 pass
         await ear.close()
+
+    @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+    async def test_in_a_database_that_does_not_have_every_character(
+        self, databases: Databases, encoding: str
+    ) -> None:
+        """What the database has is compared as it is; what we add is written in what it has."""
+        async with databases.fresh(empty=True) as any_database:
+            admin = await asyncpg.connect(any_database)
+            name = f"gw_{encoding.lower()}_{uuid4().hex[:8]}"
+            await admin.execute(
+                f"""create database {name} template template0 encoding '{encoding}'
+                lc_collate 'C' lc_ctype 'C'"""
+            )
+            dsn = any_database.replace(any_database.partition("?")[0].rpartition("/")[2], name)
+            try:
+                await self._recover_in(dsn, key="clé" if encoding == "LATIN1" else "key")
+            finally:
+                await admin.execute(f"drop database {name}")
+                await admin.close()
+
+    async def _recover_in(self, dsn: str, key: str) -> None:
+        heard = Heard()
+        async with running({"täsk" if key != "key" else "task": nothing}, dsn, heard=heard):
+            pass
+        db, pool = await asyncpg.connect(dsn), Pool(dsn)
+        await enroll(db)
+        await held_job(db, job_key=key)
+        session = Session(Schema(), pool, logging.getLogger("graphile_worker"))
+        asked = Recovery("default", None, "日本")
+        watch = Watch(session, refund=True, on_recovery=lambda _job, _worker: asked)
+        [recovered] = await watch.over(10)
+        assert [(job.key, job.attempts) for job in recovered.jobs] == [(key, 1)]
+        row = await one(db, "select last_error, attempts from graphile_worker._private_jobs")
+        assert (row["last_error"], row["attempts"]) == ("\\u65e5\\u672c", 0)
+        await pool.close()
+        await db.close()
 
     async def test_a_thousand_jobs_of_ten_workers_at_once(self, db: asyncpg.Connection, watch: Watch) -> None:
         for number in range(10):

@@ -149,7 +149,7 @@ class Sweeper:
         """Whether somebody is silent for longer than between two beats: worth another look soon."""
         now = self.clock()
         return any(
-            self._observation.silence(beat.id, now) > beat.seconds / 10
+            self._observation.silence(beat.id, now) > beat.seconds / 8
             for beat in self._observation.silent(self._beats, now)
         )
 

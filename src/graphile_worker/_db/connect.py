@@ -46,6 +46,11 @@ def check_connection(connection: object) -> None:
         )
 
 
+def knows_all_characters(connection: Connection) -> bool:
+    """Whether the database can store every text."""
+    return bool(connection.get_settings().server_encoding.upper() == "UTF8")
+
+
 def is_open(connection: Connection) -> bool:
     """Whether something can still be asked on it."""
     try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from asyncpg.pool import PoolConnectionProxy
 
-from graphile_worker._db.connect import read_committed
+from graphile_worker._db.connect import knows_all_characters, read_committed
 from graphile_worker._db.sql import Schema, statements_for
 from graphile_worker.job import Job, JobState
 from graphile_worker.outcome import Completed, Failed, Interrupted, Outcome, Returned, describe_error
@@ -151,6 +151,8 @@ class Locked(NamedTuple):
 
     jobs: list[Held]
     queues: dict[int, datetime]
+    taken: frozenset[Claim] = frozenset()
+    """What others took from us, because they had declared us dead."""
 
 
 async def prepare(connection: Connection, schema: Schema) -> Fetch:
@@ -229,8 +231,10 @@ def _changes(connection: Connection, results: Sequence[Result]) -> str | None:
     others = [result for result in results if type(result.outcome) is not Completed]
     if not others:
         return None
-    unicode = connection.get_settings().server_encoding.upper() == "UTF8"
-    return json.dumps([_change(result.held, result.outcome, unicode=unicode) for result in others])
+    unicode = knows_all_characters(connection)
+    changes = [_change(result.held, result.outcome, unicode=unicode) for result in others]
+    # Not as escapes, which an old server takes only if its encoding is UTF-8.
+    return json.dumps(changes, ensure_ascii=False)
 
 
 def _change(held: Held, outcome: Outcome, *, unicode: bool) -> dict[str, object]:
@@ -334,6 +338,7 @@ async def read_locked(
         await connection.execute(statements["await_exchanges"], worker_id)
         ours = await connection.fetch(statements["read_locked_queues"], worker_id)
         rows = await connection.fetch(statements["read_locked_jobs"], worker_id)
+        taken = await connection.fetch(statements["read_taken_jobs"], worker_id)
     queues = {row["id"]: row["locked_at"] for row in ours}
     locks = {
         row["job_queue_id"]: QueueLock(row["job_queue_id"], row["locked_at"], row["queue_name"])
@@ -350,7 +355,7 @@ async def read_locked(
         held.superseded = (
             job.key is None and job.attempts >= job.max_attempts and job.updated_at > held.locked_at
         )
-    return Locked(jobs, queues)
+    return Locked(jobs, queues, frozenset(Claim(row["id"], row["locked_at"]) for row in taken))
 
 
 async def unlock_queues(

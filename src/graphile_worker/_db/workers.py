@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from graphile_worker._db import queries
-from graphile_worker._db.connect import read_committed
+from graphile_worker._db.connect import knows_all_characters, read_committed
 from graphile_worker._db.sql import Schema, statements_for
 from graphile_worker.liveness import WorkerInfo
 
@@ -91,13 +91,14 @@ async def register(
     connection: Connection, schema: Schema, worker_id: str, metadata: Mapping[str, object]
 ) -> None:
     """The worker lives; also if it was declared dead."""
-    await connection.execute(statements_for(schema, _FILE)["register"], worker_id, json.dumps(metadata))
+    statement = statements_for(schema, _FILE)["register"]
+    await connection.execute(statement, worker_id, _as_json(connection, metadata))
 
 
 async def beat(connection: Connection, schema: Schema, worker_id: str, changes: Mapping[str, object]) -> bool:
     """The worker still lives; False if it is registered no more, or as dead."""
     statement = statements_for(schema, _FILE)["beat"]
-    return bool(await connection.fetchval(statement, worker_id, json.dumps(changes)))
+    return bool(await connection.fetchval(statement, worker_id, _as_json(connection, changes)))
 
 
 async def deregister(connection: Connection, schema: Schema, worker_id: str) -> None:
@@ -165,14 +166,37 @@ async def free(
     statements = statements_for(schema, _FILE)
     async with read_committed(connection):
         dead = {row["id"] for row in await connection.fetch(statements["lock_dead"], worker_ids)}
-        ours = json.dumps([change for change in changes if change["locked_by"] in dead])
+        ours = _as_json(connection, [change for change in changes if change["locked_by"] in dead])
         # Jobs before queues, as everybody does who locks both.
-        jobs = {row["id"] for row in await connection.fetch(statements["free_jobs"], ours)}
+        freed = await connection.fetch(statements["free_jobs"], ours)
+        jobs = {row["id"] for row in freed}
+        if freed:
+            await connection.execute(statements["note_taken"], *zip(*freed, strict=True))
         queues = {row["id"] for row in await connection.fetch(statements["free_queues"], list(dead))}
         if jobs or queues:
             await connection.execute(statements["tell_of_jobs"], len(jobs) or 1)
         await connection.execute(statements["forget_dead"], list(dead))
     return jobs, queues
+
+
+def _as_json(connection: Connection, value: object) -> str:
+    return json.dumps(value if knows_all_characters(connection) else _in_ascii(value), ensure_ascii=False)
+
+
+def _in_ascii(value: object) -> object:
+    match value:
+        case str():
+            return value.encode("ascii", "backslashreplace").decode()
+        case list():
+            return [_in_ascii(item) for item in value]
+        case dict():
+            # But for what is compared: it comes from the database, so that has all its characters.
+            return {
+                name: item if name in {"key", "locked_by"} else _in_ascii(item)
+                for name, item in value.items()
+            }
+        case _:
+            return value
 
 
 def _read_any_job(row: asyncpg.Record) -> Job:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack, nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from graphile_worker._db import exchange as database
 from graphile_worker._db.connect import is_open
@@ -42,6 +42,18 @@ class OutageError(Exception):
         """The same, for somebody who does not want to wait."""
         self.unknown = unknown
         """Whether it may have been done after all."""
+
+
+class UnderWay(NamedTuple):
+    """An exchange that is under way, or about to be."""
+
+    results: list[Result]
+    wish: Wish
+    sent: float
+    alive: float
+    """When it was sent, by the clock of our vitals."""
+    answer: Awaitable[Answer]
+    """A task, if it was sent before somebody waits for it."""
 
 
 class Exchanger:

@@ -134,7 +134,7 @@ class Heartbeat:
     async def _beat_once(self) -> None:
         connection = self._connection
         if connection is None:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(max(self._patience, self._lease.fast - self._lease.interval)):
                 connection = await self._connect()
         # Not cancelled if it takes long: that would cost us the session, which others can see.
         beating = asyncio.create_task(self._beat(connection))

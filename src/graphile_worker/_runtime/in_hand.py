@@ -89,7 +89,9 @@ class InHand:
     def adopt(self, locked: Locked) -> list[int]:
         """Take in hand what an exchange of which we got no answer claimed; returns queues to let go."""
         found = reconcile(self.all, locked)
-        self._settle(self.results.confirm(found.still_ours), event.JobComplete)
+        gone = self.results.confirm(found.still_ours)
+        self._settle([one for one in gone if one.held.claim not in locked.taken], event.JobComplete)
+        self._settle([one for one in gone if one.held.claim in locked.taken], event.JobLost)
         if self.fenced:  # somebody may have freed even what has a longer lease
             self.slots.stop_all_but(found.still_ours)
         self._hold(found.adopted)

@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 from contextlib import suppress
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from graphile_worker._db.failures import translated
@@ -14,9 +15,10 @@ from graphile_worker._db.retryable import retrying
 from graphile_worker._runtime.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from graphile_worker._db.connect import Pool
+    from graphile_worker._db.exchange import Held
     from graphile_worker._db.sql import Schema
     from graphile_worker._runtime.sidecar import Sidecar
     from graphile_worker._runtime.vitals import Vitals
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 _ATTEMPTS = 4
 _LONGEST_NAP = 1.0
 _STEP = 0.1
+_CLEANING_UP = 1.0
+_MOST_OF_TASKS = 1000
 
 
 class Lifeline:
@@ -66,7 +70,7 @@ class Lifeline:
             "host": platform.node(),
             "pid": os.getpid(),
             "concurrency": pool.concurrency,
-            "tasks": list(pool.tasks),
+            "tasks": _first(pool.tasks),
         }
         self._beat_on = beat_on
         self._schema = schema
@@ -138,26 +142,40 @@ class Lifeline:
     async def _watch(self) -> None:
         """On the sidecar, because the worker's event loop may be blocked by the very work to give up."""
         vitals = self._vitals
+        exit_at: float | None = None
         while True:
             self._woken.clear()
             left = vitals.ends() - vitals.clock()
-            if left > 0 and not vitals.dead:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(min(left, _LONGEST_NAP)):
-                        await self._woken.wait()
-                continue
-            self._tell(self._worker.fence)
-            await asyncio.sleep(_STEP)
-            if self._may_exit and not vitals.dead and vitals.clock() >= vitals.taken_from() - 2 * _STEP:
-                self._exit_if_stuck()
+            is_over = left <= 0 or vitals.dead
+            if is_over:
+                self._tell(self._worker.fence)
+                exit_at = exit_at or self._exit_at()
+            stuck = self._worker.stuck if exit_at is not None else ()
+            if exit_at is not None and stuck and self._may_exit and vitals.clock() >= exit_at:
+                self._exit(stuck)
+            if not (is_over or stuck):
+                exit_at = None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STEP if is_over or stuck else min(left, _LONGEST_NAP)):
+                    await self._woken.wait()
 
-    def _exit_if_stuck(self) -> None:
-        stuck = [held for held in self._worker.running if not self._vitals.may_work(held.job.task_identifier)]
-        if stuck:
-            ids = ", ".join(str(held.job.id) for held in stuck)
-            self._logger.critical(
-                "No heartbeat is recorded, others may run the jobs of this worker now, and these cannot be "
-                "stopped: %s. So this process ends.", ids,
-            )  # fmt: skip
-            logging.shutdown()
-            os._exit(1)
+    def _exit_at(self) -> float:
+        """When work that did not stop by then is to be ended with the process."""
+        if self._vitals.dead:  # others run it already
+            return self._vitals.clock() + _CLEANING_UP
+        return self._vitals.taken_from() - 2 * _STEP
+
+    def _exit(self, stuck: Sequence[Held]) -> None:
+        self._logger.critical(
+            "No heartbeat is recorded, so others may run the jobs of this worker now, and these cannot be "
+            "stopped: %s. So this process ends.",
+            ", ".join(str(held.job.id) for held in stuck),
+        )
+        logging.shutdown()
+        os._exit(1)
+
+
+def _first(tasks: Sequence[str]) -> list[str]:
+    """As many as fit into a row that is read for each exchange."""
+    sizes = accumulate(len(task.encode()) for task in tasks)
+    return [task for task, size in zip(tasks, sizes, strict=True) if size <= _MOST_OF_TASKS]

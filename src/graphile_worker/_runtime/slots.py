@@ -107,6 +107,14 @@ class Slots:
                 run.fenced = True
                 self._cancel(run, "the worker cannot say that it lives")
 
+    def stuck(self, ours: Callable[[str | None], bool]) -> Sequence[Held]:
+        """What runs and was to stop, or would have been if the event loop were not blocked."""
+        return [
+            run.held
+            for run in tuple(self._running.values())
+            if run.fenced or not ours(run.held.job.task_identifier)
+        ]
+
     def unfence(self) -> None:
         """What begins from now on is ours."""
         self._executor.calm()

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from graphile_worker import events as event
 from graphile_worker._db.exchange import NOTHING, Wish
 from graphile_worker._runtime.demand import Demand
-from graphile_worker._runtime.exchanger import OutageError
+from graphile_worker._runtime.exchanger import OutageError, UnderWay
 from graphile_worker._runtime.in_hand import InHand
 from graphile_worker._runtime.looks import Looks
 from graphile_worker._runtime.service import Service
@@ -38,18 +38,6 @@ if TYPE_CHECKING:
 _HOUSEKEEPING = 60.0
 GIVE_UP_AFTER = 10.0
 """Seconds for which a worker that stops waits for a database that does not answer."""
-
-
-class _Exchange(NamedTuple):
-    """One that is under way, or about to be."""
-
-    results: list[Result]
-    wish: Wish
-    sent: float
-    alive: float
-    """When it was sent, by the clock of our vitals."""
-    answer: Awaitable[Answer]
-    """A task, if it was sent before somebody waits for it."""
 
 
 class Worker(Service):
@@ -90,7 +78,7 @@ class Worker(Service):
         self._demand = Demand(
             options, self._slots, self._in_hand.prefetched, flags, self._looks, clock, vitals
         )
-        self._sent_ahead: _Exchange | None = None
+        self._sent_ahead: UnderWay | None = None
         self._weather = Weather(logger)
         self._house_kept = monotonic()
         flags.answered = self.look
@@ -138,8 +126,9 @@ class Worker(Service):
 
     def fence(self) -> None:
         """Others may take what we hold, or have: stop it. May be called again, when more leases are over."""
-        self._in_hand.fence()
-        self.wake()
+        if not self._vitals.may_work():  # or a beat was recorded meanwhile, and nobody has taken anything
+            self._in_hand.fence()
+            self.wake()
 
     def mourn(self) -> None:
         """Others have declared us dead: read back what is ours after all, then come back to life."""
@@ -178,6 +167,11 @@ class Worker(Service):
     def running(self) -> Sequence[Held]:
         """Jobs that run now."""
         return self._slots.running
+
+    @property
+    def stuck(self) -> Sequence[Held]:
+        """Jobs that run though they are not ours any more. May be asked from another thread."""
+        return self._slots.stuck(self._vitals.may_work)
 
     @property
     def reachable(self) -> bool:
@@ -256,7 +250,7 @@ class Worker(Service):
         self._check_idle()
         return self._delay()
 
-    async def _next_exchange(self) -> _Exchange | None:
+    async def _next_exchange(self) -> UnderWay | None:
         if not self._exchanger.connected:
             await self._reconnect()
         if monotonic() - self._house_kept >= _HOUSEKEEPING:
@@ -265,13 +259,13 @@ class Worker(Service):
         results = self._results.take()
         return self._begin_exchange(results, wish) if results or wish.wanted else None
 
-    def _begin_exchange(self, results: list[Result], wish: Wish) -> _Exchange:
+    def _begin_exchange(self, results: list[Result], wish: Wish) -> UnderWay:
         if wish.wanted and self._events.wants(event.WorkerGetJobStart):
             self._events.emit(event.WorkerGetJobStart(worker=self._slots.any))
         answer = self._exchanger.exchange(results, wish)
-        return _Exchange(results, wish, monotonic(), self._vitals.clock(), answer)
+        return UnderWay(results, wish, monotonic(), self._vitals.clock(), answer)
 
-    async def _finish_exchange(self, exchange: _Exchange) -> None:
+    async def _finish_exchange(self, exchange: UnderWay) -> None:
         self.asking = exchange.alive
         try:
             answer = await exchange.answer
@@ -288,7 +282,7 @@ class Worker(Service):
         finally:
             self._take_in(exchange, answer)
 
-    def _take_in(self, exchange: _Exchange, answer: Answer) -> None:
+    def _take_in(self, exchange: UnderWay, answer: Answer) -> None:
         try:
             reply = answer.read()
         except Exception as error:
@@ -306,7 +300,7 @@ class Worker(Service):
             self._looks.end(exchange.sent, exchange.wish, reply)
             self._receive(exchange.wish, reply)
 
-    def _not_answered(self, exchange: _Exchange, error: BaseException) -> None:
+    def _not_answered(self, exchange: UnderWay, error: BaseException) -> None:
         unknown = not isinstance(error, OutageError) or error.unknown
         self._results.put_back(exchange.results, perhaps_recorded=unknown)
         if exchange.wish.wanted:

@@ -49,6 +49,13 @@ order by job.priority, job.run_at, job.id;
 -- name: read_locked_queues
 select id, locked_at from {schema}._private_job_queues where locked_by = $1;
 
+-- name: read_taken_jobs
+-- Those that somebody freed who had declared the worker dead.
+select taken.id, taken.locked_at
+from {schema}._private_workers as worker
+cross join lateral jsonb_to_recordset(worker.metadata -> 'taken') as taken (id bigint, locked_at timestamptz)
+where worker.id = $1 and jsonb_typeof(worker.metadata -> 'taken') = 'array';
+
 -- name: unlock_queues
 update {schema}._private_job_queues set locked_at = null, locked_by = null
 where id in (

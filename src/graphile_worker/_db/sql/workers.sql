@@ -23,7 +23,10 @@ on conflict (id) do update set last_heartbeat_at = excluded.last_heartbeat_at, m
 -- name: beat
 -- Nothing comes back if others take it for dead, or somebody removed its row.
 update {schema}._private_workers
-set last_heartbeat_at = clock_timestamp(), metadata = metadata || $2::text::jsonb
+set
+  last_heartbeat_at = clock_timestamp(),
+  -- As it stands, if it stays: then it is not written anew.
+  metadata = case when $2::text = '{}' then metadata else metadata || $2::text::jsonb end
 where id = $1 and metadata ? 'lease' and not metadata ? 'died_at'
 returning true;
 
@@ -116,7 +119,20 @@ set
     else greatest(job.run_at, now() + ours.delay * interval '1 second')
   end
 from ours where job.id = ours.id
-returning job.id;
+returning job.id, ours.locked_by, ours.locked_at;
+
+-- name: note_taken
+-- So that the worker, if it wakes up, knows what it has lost and what was recorded.
+update {schema}._private_workers as worker
+set metadata = worker.metadata || jsonb_build_object(
+  'taken', coalesce(worker.metadata -> 'taken', '[]'::jsonb) || taken.jobs
+)
+from (
+  select given.locked_by, jsonb_agg(jsonb_build_object('id', given.id, 'locked_at', given.locked_at)) as jobs
+  from unnest($1::bigint[], $2::text[], $3::timestamptz[]) as given (id, locked_by, locked_at)
+  group by given.locked_by
+) as taken
+where worker.id = taken.locked_by;
 
 -- name: free_queues
 -- Those that none of their jobs holds any more.
