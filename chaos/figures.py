@@ -1,0 +1,119 @@
+"""What a run shows in numbers: how fast, how often, and how long until jobs ran again."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from chaos.history import DIED
+from chaos.ledger import CANCELLED, OK, RAISED, Fault, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from chaos.history import History, Run
+    from chaos.leases import Leases
+
+_HARMLESS = frozenset({"clock", "idle transaction"})
+_MOMENT = 1.0
+
+
+class Recovery(NamedTuple):
+    """A job that its worker did not finish began again elsewhere."""
+
+    fault: Fault
+    again: Run
+    repeated: bool
+    """Whether it was not the first time; then it waits as after a failure."""
+    alone: bool
+    """Whether nothing else was broken meanwhile."""
+
+    @property
+    def seconds(self) -> float:
+        """From the fault to the next run."""
+        return self.again.at - self.fault.at
+
+
+def recoveries(history: History) -> list[Recovery]:
+    """All of them, for the faults that hit a worker and not the server."""
+    by_job: dict[int, list[Run]] = defaultdict(list)
+    for run in history.all_runs:
+        by_job[run.begun.job].append(run)
+    for runs in by_job.values():
+        runs.sort(key=lambda run: run.at)
+    found = []
+    for fault in history.faults:
+        for job in sorted(_held(history, fault)):
+            again = _run_again(by_job[job], fault)
+            if again is not None:
+                repeated = _lost_before(by_job[job], fault)
+                found.append(Recovery(fault, again, repeated, _alone(history, fault, again)))
+    return found
+
+
+def promised(recovery: Recovery, history: History, leases: Leases) -> float:
+    """Within how many seconds it should have begun again."""
+    fault = recovery.fault
+    # A child that a task forked has the dead worker's sockets: to the server it lives.
+    lives_on = any(
+        other.kind == "fork" and set(other.pids) & set(fault.pids) and other.at <= fault.at <= other.until
+        for other in history.faults
+    )
+    if fault.kind in {"kill", "term"} and not lives_on:
+        return leases.promise_after_death
+    return leases.promise_after_silence
+
+
+def throughput(history: History) -> dict[str, tuple[float, float]]:
+    """For each part of the run how long it was, and how many jobs succeeded in a second."""
+    done = Counter(history.phase_at(run.end) for run in history.all_runs if run.outcome == OK)
+    return {
+        phase.name: (after.at - phase.at, done[phase.name] / max(after.at - phase.at, 0.001))
+        for phase, after in pairwise(history.phases)
+    }
+
+
+def evidence_of(recovery: Recovery) -> list[str]:
+    """The lines of the fault and of the run."""
+    return [text_of(recovery.fault), *recovery.again.lines]
+
+
+def _held(history: History, fault: Fault) -> set[int]:
+    """The jobs that the workers held that it hit."""
+    workers = {line.worker for line in history.ready if line.pid in fault.pids and line.at <= fault.at}
+    held = {job for worker in workers for job in fault.locks.get(worker, [])}
+    return held | {
+        run.begun.job
+        for run in history.all_runs
+        if run.begun.pid in fault.pids and run.at <= fault.at < run.end
+    }
+
+
+def _run_again(runs: list[Run], fault: Fault) -> Run | None:
+    """The next run, if the fault is why there is one."""
+    later = next((run for run in runs if run.at > fault.at), None)
+    before = next((run for run in reversed(runs) if run.at <= fault.at), None)
+    if later is None:
+        return None
+    if before is None or before.end <= fault.at:  # it was claimed, and had not begun
+        return later if later.begun.pid not in fault.pids else None
+    unfinished = before.outcome in {DIED, CANCELLED} or before.end > later.at
+    return later if unfinished or before.outcome != RAISED else None
+
+
+def _lost_before(runs: list[Run], fault: Fault) -> bool:
+    earlier = [run for run in runs if run.at <= fault.at]
+    return any(run.outcome not in {RAISED, CANCELLED} for run in earlier[:-1])
+
+
+def _alone(history: History, fault: Fault, again: Run) -> bool:
+    return not any(_disturbing(history, fault, again))
+
+
+def _disturbing(history: History, fault: Fault, again: Run) -> Iterator[Fault]:
+    for other in history.faults:
+        if other is fault or other.kind in _HARMLESS:
+            continue
+        if other.at <= again.at and other.until >= fault.at - _MOMENT:
+            yield other
