@@ -8,6 +8,7 @@ import random
 import shlex
 import signal
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +40,7 @@ _INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, audit, report; returns the exit status."""
     options = _options(arguments)
+    # Whoever ends us lets us end what we started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     begun, now = datetime.now(UTC), datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     folder: Path = options.output / f"{now}-seed-{options.seed}"
@@ -82,15 +84,7 @@ def _perform(campaign: Campaign, folder: Path) -> tuple[Outcome, str]:
 def _compare(campaign: Campaign, folder: Path) -> Outcome:
     """The faults that can be done to npm's worker, with npm's workers alone."""
     seconds = min(_COMPARISON, campaign.seconds)
-    kinds = [name for name in campaign.kinds if KINDS[name].hits_node]
-    alone = Campaign(
-        seed=campaign.seed,
-        seconds=seconds,
-        kinds=kinds,
-        leases=campaign.leases,
-        workers=campaign.workers,
-        only_node=True,
-    )
+    alone = replace(campaign, seconds=seconds, node=False, only_node=True)
     return _perform(alone, folder / "node")[0]
 
 

@@ -72,16 +72,18 @@ class Auditor:
         self._audit.violations.append(Violation(rule, what, list(evidence)))
 
     def _every_job_ran(self) -> None:
-        for token, job in self._history.added.items():
+        for token, answered in self._history.added.items():
             asked, runs = self._history.asked[token], self._history.runs.get(token, [])
             done = any(run.outcome == OK for run in runs)
             evidence = [text_of(asked), *_lines(runs), *(text_of(left) for left in self._left[token])]
             if asked.doomed:
                 given_up = [left for left in self._left[token] if left.attempts >= left.max_attempts]
                 if done or not given_up:
-                    self._breach("failed", f"job {job} was meant to fail for good, and did not", *evidence)
+                    self._breach(
+                        "failed", f"job {answered.job} was meant to fail for good, and did not", *evidence
+                    )
             elif not done and asked.key is None:
-                self._breach("lost", f"job {job} was added and never succeeded", *evidence)
+                self._breach("lost", f"job {answered.job} was added and never succeeded", *evidence)
 
     def _every_key_ran(self) -> None:
         for key, token in self._last_of_key.items():

@@ -13,7 +13,7 @@ from chaos.feeder import NODE_TASKS, PYTHON_TASKS, ROLE, Feeder
 from chaos.fleet import NODE, PYTHON, Fleet, role_of
 from chaos.ledger import NODE_FREED, Fault, Ledger, LeftJob, LeftLock, Phase, now
 from chaos.scene import Scene
-from chaos.schedule import schedule
+from chaos.schedule import KINDS, schedule
 from chaos.server import Server, Unreachable, running_server
 from graphile_worker import GraphileWorkerError, WorkerUtils
 
@@ -67,10 +67,11 @@ class Campaign:
 
     @property
     def planned(self) -> list[Planned]:
-        """The faults."""
-        return schedule(
+        """The faults; for npm's workers alone those of them that can be done to such."""
+        faults = schedule(
             self.seed, self.seconds, self.kinds, slots=self.workers, scale=min(self.leases.scale, 1.0)
         )
+        return [fault for fault in faults if KINDS[fault.kind].hits_node or not self.only_node]
 
 
 async def run_campaign(campaign: Campaign, folder: Path, tell: Callable[[str], None]) -> str:
@@ -161,8 +162,8 @@ async def _free_what_node_held(scene: Scene, worker: str | None = None) -> None:
             break
         await asyncio.sleep(_LOOK)
     held = {name: jobs for name, jobs in locks.items() if name in workers}
-    note = f"{sum(map(len, held.values()))} jobs"
-    scene.ledger.write(Fault(at=begun, until=now(), kind=NODE_FREED, pids=[], locks=held, note=note))
+    if held:
+        scene.ledger.write(Fault(at=begun, until=now(), kind=NODE_FREED, pids=[], locks=held))
 
 
 async def _end(scene: Scene, campaign: Campaign) -> None:
@@ -174,7 +175,9 @@ async def _end(scene: Scene, campaign: Campaign) -> None:
         if nodes := fleet.of(NODE):
             await fleet.stop(nodes, _STOPPING)
             await _free_what_node_held(scene)
-        await _drain(scene, limit=_LONGEST_DRAIN + 2 * campaign.leases.lease)
+        await _drain(
+            scene, limit=_LONGEST_DRAIN * min(campaign.leases.scale, 1.0) + 2 * campaign.leases.lease
+        )
     await fleet.stop(fleet.slots, _STOPPING)
 
 

@@ -18,6 +18,7 @@ ROLE = "feeder"
 _QUEUES = 6
 _KEYS = 12
 _AFTER_TROUBLE = 0.2
+_BEHIND = 0.1
 _OFTEN_QUEUED, _OFTEN_KEYED, _OFTEN_LONG, _OFTEN_FAILING, _OFTEN_DOOMED = 0.35, 0.15, 0.04, 0.1, 0.02
 _FAILURES = 2
 """At most, for each makes the next wait longer: 2.7 s, 7.4 s, 20 s."""
@@ -48,11 +49,14 @@ class Feeder:
 
     async def feed(self) -> None:
         """Add jobs until this is cancelled."""
+        due = now()
         while True:
             asked, later = self._next()
             if not await self.add(asked, later=later):
                 await asyncio.sleep(_AFTER_TROUBLE)
-            await asyncio.sleep(1 / self._rate)
+            # What could not be added in time is left out, and not made up for in a burst.
+            due = max(due + 1 / self._rate, now() - _BEHIND)
+            await asyncio.sleep(max(due - now(), 0))
 
     async def nuisance(self, task: str, seconds: float) -> str | None:
         """Add one that is a fault; its token, if it is surely there."""

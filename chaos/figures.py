@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from chaos.history import History, Run
     from chaos.leases import Leases
 
-_HARMLESS = frozenset({"clock", "idle transaction"})
+_HARMLESS = frozenset({"clock", "idle transaction", "fork"})
 _MOMENT = 1.0
 
 
@@ -65,13 +65,27 @@ def promised(recovery: Recovery, history: History, leases: Leases) -> float:
     return leases.promise_after_silence
 
 
-def throughput(history: History) -> dict[str, tuple[float, float]]:
-    """For each part of the run how long it was, and how many jobs succeeded in a second."""
-    done = Counter(history.phase_at(run.end) for run in history.all_runs if run.outcome == OK)
-    return {
-        phase.name: (after.at - phase.at, done[phase.name] / max(after.at - phase.at, 0.001))
-        for phase, after in pairwise(history.phases)
-    }
+class Throughput(NamedTuple):
+    """How much went through in a part of a run."""
+
+    phase: str
+    seconds: float
+    added: float
+    """Jobs in a second."""
+    succeeded: float
+    failed: float
+
+
+def throughput(history: History) -> list[Throughput]:
+    """For each part of the run."""
+    added = Counter(history.phase_at(answered.at) for answered in history.added.values())
+    ended = Counter((run.outcome, history.phase_at(run.end)) for run in history.all_runs)
+    found = []
+    for phase, after in pairwise(history.phases):
+        seconds, name = max(after.at - phase.at, 0.001), phase.name
+        counts = added[name], ended[OK, name], ended[RAISED, name]
+        found.append(Throughput(name, seconds, *(count / seconds for count in counts)))
+    return found
 
 
 def evidence_of(recovery: Recovery) -> list[str]:

@@ -61,8 +61,8 @@ class History:
     runs: dict[str, list[Run]] = field(default_factory=lambda: defaultdict(list))
     """By token, in the order of time."""
     asked: dict[str, Asked] = field(default_factory=dict)
-    added: dict[str, int] = field(default_factory=dict)
-    """The ids of those that were surely added."""
+    added: dict[str, Answered] = field(default_factory=dict)
+    """Those that were surely added."""
     faults: list[Fault] = field(default_factory=list)
     exits: list[Exited] = field(default_factory=list)
     ready: list[Ready] = field(default_factory=list)
@@ -83,8 +83,8 @@ class History:
                     ended[line.run] = line
                 case Asked():
                     history.asked[line.token] = line
-                case Answered(job=int(job)):
-                    history.added[line.token] = job
+                case Answered(job=int()):
+                    history.added[line.token] = line
                 case _:
                     history._file(line)
         history._order()

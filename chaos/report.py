@@ -188,12 +188,12 @@ def _recovery_times(outcome: Outcome) -> Table:
 
 def _throughput(outcome: Outcome) -> Table:
     rows = [
-        [f"{name} the faults", f"{seconds:.0f} s", f"{rate:.1f}"]
-        for name, (seconds, rate) in throughput(outcome.history).items()
-        if name in {BEFORE, DURING, AFTER}
+        [f"{one.phase} the faults", f"{one.seconds:.0f} s"]
+        + [f"{rate:.1f}" for rate in (one.added, one.succeeded, one.failed)]
+        for one in throughput(outcome.history)
+        if one.phase in {BEFORE, DURING, AFTER}
     ]
-    rows.append(["asked for", "", f"{outcome.campaign.rate:g}"])
-    return Table(["", "", "jobs/s"], rows, frozenset({0}))
+    return Table(["", "", "added/s", "succeeded/s", "failed as told/s"], rows, frozenset({0}))
 
 
 def _compared(ours: Outcome, node: Outcome) -> Table:
