@@ -41,6 +41,8 @@ class Audit:
     causes: list[Cause] = field(default_factory=list)
     """Of each run that was one too many."""
     explained_overlaps: int = 0
+    gave_up: int = 0
+    """Workers that ended because they could not stop what might be others' by then."""
     superseded: int = 0
     """Jobs that are left because their key was given to another while they ran, and that did not end well."""
 
@@ -66,6 +68,7 @@ class Auditor:
         self._nothing_is_left()
         self._attempts_add_up()
         self._no_worker_ended_by_itself()
+        self._only_the_dead_are_declared_dead()
         return self._audit
 
     def _breach(self, rule: str, what: str, *evidence: str) -> None:
@@ -180,8 +183,22 @@ class Auditor:
         started = {line.pid for line in self._history.ready}
         for exited in self._history.exits:
             # One that cannot connect when it starts may give up. Npm's is not ours to judge.
-            if not exited.wanted and exited.program != "node" and exited.pid in started:
+            if exited.wanted or exited.program == "node" or exited.pid not in started:
+                continue
+            # One whose thread cannot be stopped ends before others run the same job.
+            if self._causes.of_lost_lease(exited.pid, exited.at) is not None:
+                self._audit.gave_up += 1
+            else:
                 self._breach("ended", f"worker {exited.slot} ended by itself", text_of(exited))
+
+    def _only_the_dead_are_declared_dead(self) -> None:
+        pids = {line.worker: line.pid for line in self._history.ready}
+        for told in self._history.told:
+            pid = pids.get(told.about)
+            if pid is None or any(gone.pid == pid and gone.at <= told.at for gone in self._history.exits):
+                continue
+            if self._causes.of_lost_lease(pid, told.at) is None:
+                self._breach("declared dead", f"{told.about} lived, and had been heard", text_of(told))
 
 
 def crashes(history: History, program: str) -> int:

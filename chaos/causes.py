@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from chaos.leases import Leases
     from chaos.ledger import Fault
 
+# A worker whose beat gets no answer ends that connection by itself, so silence on the line is among them.
 _SESSIONS_LOST = frozenset(
-    {"cut", "terminate", "restart fast", "restart immediate", "restart long", "dark", "long dark"}
+    {"cut", "terminate", "restart fast", "restart immediate", "restart long", "stall", "dark", "long dark"}
 )
 _SILENCES = frozenset(
     {"freeze", "long freeze", "dark", "long dark", "stall", "restart long", "restart fast"}
@@ -86,6 +87,19 @@ class Causes:
     def _settled(self, earlier: Run, later: Run) -> float:
         """Until when something could keep the outcome of a run from being recorded."""
         return min(earlier.end + _RIGHT_AFTER, later.at)
+
+    def of_lost_lease(self, pid: int, moment: float) -> Fault | None:
+        """The silence by which that worker may have lost its jobs, or have given them up, by then."""
+        return next(
+            (
+                fault
+                for fault in self._faults
+                if fault.at <= moment <= fault.until + _RIGHT_AFTER
+                and (not fault.pids or pid in fault.pids)
+                and self._loses_jobs(fault)
+            ),
+            None,
+        )
 
     def _costs_a_run(self, fault: Fault) -> bool:
         return fault.kind in {"kill", "term", NODE_FREED} or self._loses_jobs(fault)

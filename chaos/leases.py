@@ -27,10 +27,10 @@ class Leases(NamedTuple):
     def long_silence(self) -> float:
         """After how long without a beat a worker may have lost its jobs, or given them up.
 
-        A little less than the lease, because a beat is due only now and then, and because a worker that
-        cannot confirm one gives up before others take over.
+        Less than the lease, because a beat is due only now and then, and because a worker that cannot
+        confirm one gives up a quarter of the lease before others take over.
         """
-        return self.lease - 4 * self.heartbeat_interval
+        return self.lease * 3 / 4 - self.heartbeat_interval
 
     @property
     def short_silence(self) -> float:

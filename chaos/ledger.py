@@ -48,14 +48,17 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True, tag="event"):
-    """A worker told what became of a job."""
+    """A worker told something: what became of a job, or that it or another lost its jobs."""
 
     at: float
     name: str
-    job: int
-    attempt: int
     worker: str
     pid: int
+    job: int = 0
+    attempt: int = 0
+    about: str = ""
+    """The other worker."""
+    jobs: list[int] = []
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

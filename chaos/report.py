@@ -33,8 +33,8 @@ harm. Afterwards it is checked that
   frozen for longer than its lease: it may go on for a moment before it notices;
 - nothing is locked at the end, and nothing is left but what failed for good;
 - attempts grow by one from run to run, or stay when the attempt was given back;
-- no worker ended by itself, and jobs of a lost worker began again within the time promised, if nothing else
-  was broken meanwhile.
+- no worker was declared dead that lived and could say so, and none ended by itself;
+- jobs of a lost worker began again within the time promised, if nothing else was broken meanwhile.
 """
 _ABOUT_NODE = """\
 One of npm's workers takes part. What such a worker holds when it dies is locked for four hours, whoever else
@@ -142,6 +142,7 @@ def _counts(outcome: Outcome) -> Table:
         "runs at once with another, by a frozen process": audit.explained_overlaps,
         "jobs left because their key was given away while they ran": audit.superseded,
         "worker processes": len(history.ready),
+        "workers that ended because they could not stop what others may run": audit.gave_up,
         "npm's worker ended by itself": crashes(history, NODE),
         "jobs held by Node's 4-hour rule": sum(len(jobs) for fault in freed for jobs in fault.locks.values()),
     }

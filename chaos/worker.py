@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import inspect
 import logging
 import os
 import signal
@@ -25,7 +24,16 @@ from chaos.ledger import Ledger, Ready, Told, now
 from chaos.tasks import tasks_for
 from chaos.wall_clock import WallClock
 from graphile_worker import DatabaseError, Events, run
-from graphile_worker.events import JobComplete, JobInterrupted, JobLost
+from graphile_worker.events import (
+    Event,
+    JobComplete,
+    JobInterrupted,
+    JobLost,
+    PoolCreate,
+    PoolFenced,
+    PoolUnfenced,
+    WorkerRecovered,
+)
 
 _SET_DEATH_SIGNAL = 1
 """Of prctl; Linux only."""
@@ -51,38 +59,35 @@ async def work(orders: Orders) -> None:
         concurrency=orders.concurrency,
         prefetch=orders.prefetch,
         events=_events(ledger),
-        **_known_to_run(orders.leases),
+        **orders.leases._asdict(),
     )
     ledger.write(Ready(at=now(), slot=orders.slot, worker=runner.id, pid=os.getpid()))
     await runner.wait()
 
 
-def _known_to_run(leases: Leases) -> dict[str, Any]:
-    known = inspect.signature(run).parameters
-    return {name: value for name, value in leases._asdict().items() if name in known}
-
-
 def _events(ledger: Ledger) -> Events:
     events, worker = Events(), ""
 
-    def created(event: Any) -> None:
+    def tell(event: Event, **more: Any) -> None:
+        ledger.write(Told(at=now(), name=event.name, worker=worker, pid=os.getpid(), **more))
+
+    @events.on(PoolCreate)
+    def created(event: PoolCreate) -> None:
         nonlocal worker
         worker = event.worker_pool.id
 
-    def told(event: JobComplete | JobInterrupted | JobLost) -> None:
-        told = Told(
-            at=now(),
-            name=event.name,
-            job=event.job.id,
-            attempt=event.job.attempts,
-            worker=worker,
-            pid=os.getpid(),
-        )
-        ledger.write(told)
+    @events.on(WorkerRecovered)
+    def recovered(event: WorkerRecovered) -> None:
+        about = event.recovered
+        tell(event, about=about.worker.id, jobs=[job.id for job in about.jobs])
 
-    events.on("pool:create", created)
-    for kind in (JobComplete, JobInterrupted, JobLost):
-        events.on(kind, told)
+    def of_job(event: JobComplete | JobInterrupted | JobLost) -> None:
+        tell(event, job=event.job.id, attempt=event.job.attempts)
+
+    for about_pool in (PoolFenced, PoolUnfenced):
+        events.on(about_pool, tell)
+    for about_job in (JobComplete, JobInterrupted, JobLost):
+        events.on(about_job, of_job)
     return events
 
 

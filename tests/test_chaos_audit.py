@@ -25,6 +25,7 @@ from chaos.ledger import (
     Line,
     Phase,
     Ready,
+    Told,
     read_lines,
     text_of,
 )
@@ -286,6 +287,25 @@ def test_a_worker_that_ends_by_itself_is_a_violation() -> None:
     assert rules(ready, ours) == ["ended"]
     assert rules(ours) == [], "it could not even start"
     assert rules(ready, node) == [], "npm's is not ours to judge"
+
+
+def test_one_that_cannot_stop_what_may_be_others_by_now_may_end() -> None:
+    ready = Ready(at=0, slot=0, worker="python-1", pid=FIRST)
+    ours = Exited(at=39, slot=0, pid=FIRST, program="python", status=1, wanted=False)
+    assert rules(ready, ours, fault("long dark", 1, 51, FIRST)) == []
+    assert rules(ready, ours, fault("long dark", 1, 51, SECOND)) == ["ended"]
+    assert rules(ready, ours, fault("clock", 1, 51, FIRST)) == ["ended"]
+
+
+def test_a_worker_that_is_declared_dead_and_lives_is_a_violation() -> None:
+    ready = Ready(at=0, slot=0, worker="python-1", pid=FIRST)
+    told = Told(at=40, name="worker:recovered", worker="python-2", pid=SECOND, about="python-1")
+    assert rules(ready, told) == ["declared dead"]
+    assert rules(ready, told, fault("hold gil", 35, 40, FIRST)) == ["declared dead"]
+    assert rules(ready, told, *killed(FIRST, 30)) == []
+    assert rules(ready, told, fault("long freeze", 1, 51, FIRST)) == []
+    assert rules(ready, told, fault("freeze", 30, 45, FIRST)) == ["declared dead"]
+    assert rules(ready, told, fault("freeze", 30, 45, FIRST), fault("cut", 31, 31, FIRST)) == []
 
 
 class TestRecovery:
