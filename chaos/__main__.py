@@ -63,9 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if outcome.audit.violations:
         print(f"\nThe ledgers are in {folder}. To repeat it: {facts.command}")
         return 1
-    for pattern in ("*.ledger", "*.log"):
-        for path in folder.rglob(pattern):
-            path.unlink()
+    if not options.keep:
+        for pattern in ("*.ledger", "*.log"):
+            for path in folder.rglob(pattern):
+                path.unlink()
     return 0
 
 
@@ -135,6 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-node", action="store_true", help="without npm's worker")
     parser.add_argument("--no-comparison", action="store_true", help="do not do the same to npm's alone")
     parser.add_argument("--output", type=Path, default=_OUTPUT, metavar="FOLDER", help="for a folder a run")
+    parser.add_argument("--keep", action="store_true", help="the ledgers, also if all is well")
     parser.add_argument("--publish", action="store_true", help="write the report to docs/chaos, too")
     return parser
 

@@ -7,11 +7,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from chaos.history import DIED
-from chaos.ledger import CANCELLED, OK, RAISED, Fault, text_of
+from chaos.ledger import CANCELLED, NODE_FREED, OK, RAISED, Fault, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from chaos.history import History, Run
     from chaos.leases import Leases
 
@@ -47,7 +45,7 @@ def recoveries(history: History) -> list[Recovery]:
         for job in sorted(_held(history, fault)):
             again = _run_again(by_job[job], fault)
             if again is not None:
-                repeated = _lost_before(by_job[job], fault)
+                repeated = _lost_before(by_job[job], fault, again)
                 found.append(Recovery(fault, again, repeated, _alone(history, fault, again)))
     return found
 
@@ -116,18 +114,23 @@ def _run_again(runs: list[Run], fault: Fault) -> Run | None:
     return later if unfinished or before.outcome != RAISED else None
 
 
-def _lost_before(runs: list[Run], fault: Fault) -> bool:
-    earlier = [run for run in runs if run.at <= fault.at]
-    return any(run.outcome not in {RAISED, CANCELLED} for run in earlier[:-1])
+def _lost_before(runs: list[Run], fault: Fault, again: Run) -> bool:
+    """Whether another attempt was lost too: in a run, or claimed by a worker that never began."""
+    earlier = [run for run in runs if run.at < again.at]
+    lost = any(run.outcome not in {RAISED, CANCELLED} for run in earlier[:-1])
+    had_begun = any(run.at <= fault.at < run.end for run in earlier)
+    return lost or again.begun.attempt - len(earlier) > (1 if had_begun else 2)
 
 
 def _alone(history: History, fault: Fault, again: Run) -> bool:
-    return not any(_disturbing(history, fault, again))
-
-
-def _disturbing(history: History, fault: Fault, again: Run) -> Iterator[Fault]:
-    for other in history.faults:
-        if other is fault or other.kind in _HARMLESS:
-            continue
-        if other.at <= again.at and other.until >= fault.at - _MOMENT:
-            yield other
+    """Whether the server was well meanwhile, and another worker too."""
+    since, until = fault.at - _MOMENT, again.at
+    others = [
+        other
+        for other in history.faults
+        if other is not fault and other.kind not in _HARMLESS and other.at <= until and other.until >= since
+    ]
+    troubled = {slot for other in [fault, *others] for slot in other.slots}
+    on_server = any(not other.pids and other.kind != NODE_FREED for other in others)
+    well = {line.slot for line in history.ready if line.worker.startswith("python-")} - troubled
+    return not on_server and bool(well) and not any(set(other.pids) & set(fault.pids) for other in others)

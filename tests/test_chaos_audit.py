@@ -74,7 +74,7 @@ def fault(kind: str, at: float, until: float, *pids: int, **more: Any) -> Fault:
 
 def killed(pid: int, at: float) -> list[Line]:
     return [
-        fault("kill", at, at + 0.1, pid),
+        fault("kill", at, at + 0.1, pid, slots=[0 if pid == FIRST else 1]),
         Exited(at=at + 0.05, slot=0, pid=pid, program="python", status=-9, wanted=True),
     ]
 
@@ -311,19 +311,30 @@ def test_a_worker_that_is_declared_dead_and_lives_is_a_violation() -> None:
 class TestRecovery:
     def lines(self, again: float) -> list[Line]:
         return [
+            *self.both(),
             *added("1"), *ran("1", 1, None), *ran("1", again, again + 1, attempt=2, pid=SECOND),
             *killed(FIRST, 2),
         ]  # fmt: skip
+
+    def both(self) -> list[Line]:
+        return [
+            Ready(at=0, slot=0, worker="python-100", pid=FIRST),
+            Ready(at=0, slot=1, worker="python-200", pid=SECOND),
+        ]
 
     def test_the_time_runs_from_the_fault_to_the_next_run(self) -> None:
         [recovery] = recoveries(History.of(self.lines(12)))
         assert (recovery.seconds, recovery.alone, recovery.repeated) == (10, True, False)
 
     def test_a_job_that_was_claimed_and_had_not_begun_counts(self) -> None:
-        ready = Ready(at=0, slot=0, worker="python-100", pid=FIRST)
         kill = fault("kill", 2, 2.1, FIRST, locks={"python-100": [1]})
-        history = History.of([ready, kill, *added("1"), *ran("1", 9, 10, attempt=2, pid=SECOND)])
-        assert [recovery.seconds for recovery in recoveries(history)] == [7]
+        history = History.of([*self.both(), kill, *added("1"), *ran("1", 9, 10, attempt=2, pid=SECOND)])
+        assert [(recovery.seconds, recovery.repeated) for recovery in recoveries(history)] == [(7, False)]
+
+    def test_a_second_one_in_a_row_is_told_apart(self) -> None:
+        lines = [*self.lines(12)[:-3], *ran("1", 12, None, attempt=2, pid=SECOND), *killed(SECOND, 13)]
+        history = History.of([*lines, *killed(FIRST, 2), *ran("1", 30, 31, attempt=3, pid=300)])
+        assert [recovery.repeated for recovery in recoveries(history)] == [False, True]
 
     def test_a_job_that_its_worker_finished_all_the_same_does_not(self) -> None:
         history = History.of([*added("1"), *ran("1", 1, 9), fault("freeze", 2, 8, FIRST)])
@@ -335,8 +346,17 @@ class TestRecovery:
         assert late_recoveries(History.of(self.lines(12)), LEASES) == []
 
     def test_unless_something_else_was_broken(self) -> None:
-        lines = [*self.lines(23), fault("restart long", 5, 17)]
-        assert late_recoveries(History.of(lines), LEASES) == []
+        for other in (
+            fault("restart long", 5, 17),
+            fault("freeze", 5, 17, SECOND, slots=[1]),
+            fault("long dark", 0, 17, FIRST, slots=[0]),
+        ):
+            assert late_recoveries(History.of([*self.lines(23), other]), LEASES) == []
+
+    def test_which_mattered(self) -> None:
+        third = Ready(at=0, slot=2, worker="python-300", pid=300)
+        for other in (fault("freeze", 5, 17, SECOND, slots=[1]), fault("clock", 5, 17, 300, slots=[2])):
+            assert len(late_recoveries(History.of([*self.lines(23), third, other]), LEASES)) == 1
 
     def test_to_the_server_a_worker_lives_while_a_child_has_its_sockets(self) -> None:
         forked = [*added("9"), *ran("9", 0.5, 0.6, task="fork"), fault("fork", 0, 10, note="9")]
