@@ -64,6 +64,7 @@ class Auditor:
         self._every_job_ran()
         self._every_key_ran()
         self._every_rerun_has_a_cause()
+        self._what_is_complete_stays_so()
         self._nothing_overlaps()
         self._nothing_is_left()
         self._attempts_add_up()
@@ -111,6 +112,20 @@ class Auditor:
                 self._breach("extra run", what, *earlier.lines, *later.lines, *self._told(earlier))
             else:
                 self._audit.causes.append(cause)
+
+    def _what_is_complete_stays_so(self) -> None:
+        """To be told so means that it is recorded."""
+        complete = {
+            (told.pid, told.job, told.attempt): text_of(told)
+            for told in self._history.told
+            if told.name == "job:complete"
+        }
+        for earlier, later in self._history.reruns():
+            run = earlier.begun
+            told = complete.get((run.pid, run.job, run.attempt))
+            if earlier.outcome == OK and told is not None:
+                what = f"job {run.job} was told to be complete, and ran again"
+                self._breach("complete", what, *earlier.lines, told, *later.lines)
 
     def _was_to_raise(self, run: Run) -> bool:
         asked = self._history.asked.get(run.begun.token)

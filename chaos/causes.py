@@ -47,7 +47,7 @@ class Causes:
     def of_rerun(self, earlier: Run, later: Run) -> Cause | None:
         """The fault by which the earlier run did not count; the most certain one if there are some."""
         found = [
-            Cause(fault.kind, fault, self._costs_a_run(fault))
+            Cause(fault.kind, fault, self.costs_a_run(fault))
             for fault in self._faults
             if _may_cost_a_run(fault, earlier) and _meets(fault, earlier.at, self._settled(earlier, later))
         ]
@@ -101,7 +101,8 @@ class Causes:
             None,
         )
 
-    def _costs_a_run(self, fault: Fault) -> bool:
+    def costs_a_run(self, fault: Fault) -> bool:
+        """Whether such a fault is known to."""
         return fault.kind in {"kill", "term", NODE_FREED} or self._loses_jobs(fault)
 
     def _loses_jobs(self, fault: Fault) -> bool:

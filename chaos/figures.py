@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from chaos.causes import Causes
 from chaos.history import DIED
 from chaos.ledger import CANCELLED, NODE_FREED, OK, RAISED, Fault, text_of
 
@@ -33,21 +34,24 @@ class Recovery(NamedTuple):
         return self.again.at - self.fault.at
 
 
-def recoveries(history: History) -> list[Recovery]:
+def recoveries(history: History, leases: Leases) -> list[Recovery]:
     """All of them, for the faults that hit a worker and not the server."""
     by_job: dict[int, list[Run]] = defaultdict(list)
     for run in history.all_runs:
         by_job[run.begun.job].append(run)
     for runs in by_job.values():
         runs.sort(key=lambda run: run.at)
-    found = []
-    for fault in history.faults:
-        for job in sorted(_held(history, fault)):
+    causes = Causes(history, leases)
+    found: dict[str, Recovery] = {}
+    # A job may have been lost by several faults: then by the first that is known to cost jobs.
+    for fault in sorted(history.faults, key=lambda fault: (not causes.costs_a_run(fault), fault.at)):
+        for job in _held(history, fault):
             again = _run_again(by_job[job], fault)
-            if again is not None:
+            if again is not None and again.begun.run not in found:
                 repeated = _lost_before(by_job[job], fault, again)
-                found.append(Recovery(fault, again, repeated, _alone(history, fault, again)))
-    return found
+                alone = _alone(history, fault, again)
+                found[again.begun.run] = Recovery(fault, again, repeated, alone)
+    return list(found.values())
 
 
 def promised(recovery: Recovery, history: History, leases: Leases) -> float:

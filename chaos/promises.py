@@ -18,7 +18,7 @@ _ALLOWANCE = 5.0
 def late_recoveries(history: History, leases: Leases) -> list[Violation]:
     """Those that came late though nothing else was broken, and though it was their first time."""
     found = []
-    for recovery in recoveries(history):
+    for recovery in recoveries(history, leases):
         limit = promised(recovery, history, leases)
         if recovery.alone and not recovery.repeated and recovery.seconds > limit + _ALLOWANCE:
             what = (

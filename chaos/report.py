@@ -32,6 +32,7 @@ harm. Afterwards it is checked that
 - no two runs of a serial queue, or of a job, were going on at once, unless the process of the earlier one was
   frozen for longer than its lease: it may go on for a moment before it notices;
 - nothing is locked at the end, and nothing is left but what failed for good;
+- what a worker told to be complete did not run again;
 - attempts grow by one from run to run, or stay when the attempt was given back;
 - no worker was declared dead that lived and could say so, and none ended by itself;
 - jobs of a lost worker began again within the time promised, if nothing else was broken meanwhile.
@@ -165,7 +166,7 @@ def _faults(outcome: Outcome) -> Table:
 def _recovery_times(outcome: Outcome) -> Table:
     history, leases = outcome.history, outcome.campaign.leases
     rows = []
-    found = recoveries(history)
+    found = recoveries(history, leases)
     for kind in KINDS:
         of_kind = [one for one in found if one.fault.kind == kind and not one.repeated]
         if not of_kind:
@@ -208,7 +209,7 @@ def _column(outcome: Outcome, program: str) -> dict[str, str]:
     rules = Counter(violation.rule for violation in violations)
     locked = sum(job.locked_by is not None for job in history.left)
     waiting = sum(job.locked_by is None and job.attempts < job.max_attempts for job in history.left)
-    times = [one.seconds for one in recoveries(history) if not one.repeated]
+    times = [one.seconds for one in recoveries(history, outcome.campaign.leases) if not one.repeated]
     longest = f"{max(times):.1f} s" if times else "-"
     return {
         "workers": f"{outcome.campaign.workers}",

@@ -44,8 +44,9 @@ KINDS = {
         Kind("idle transaction", "a transaction stays open and keeps all dead rows alive", 1, 10, 20),
     )
 }
-_PAUSE = 4.0
+_PAUSE = 6.0
 """Between two faults, on the average."""
+_LONG, _LONG_RUN = 50.0, 400.0
 _MOST_OF_IT = 0.8
 """A fault that takes more of the run than this does not fit."""
 
@@ -80,7 +81,7 @@ def schedule(seed: int, seconds: float, kinds: list[str], *, slots: int, scale: 
     deck: list[str] = []
     at = 0.0
     while fit:
-        deck = deck or _shuffled(fit, chance)
+        deck = deck or _shuffled(fit, chance, seconds / scale)
         kind = KINDS[deck.pop()]
         lasts = chance.uniform(kind.shortest, kind.longest) * scale
         slot, decides = chance.randrange(slots), chance.random()
@@ -92,8 +93,10 @@ def schedule(seed: int, seconds: float, kinds: list[str], *, slots: int, scale: 
     return planned
 
 
-def _shuffled(kinds: list[str], chance: random.Random) -> list[str]:
-    """A deck, with those that last longest on top: later they might not fit any more."""
+def _shuffled(kinds: list[str], chance: random.Random, seconds: float) -> list[str]:
+    """A deck; if time is short those that last longest are on top, for later they do not fit any more."""
     deck = [name for name in kinds for _ in range(KINDS[name].weight)]
     chance.shuffle(deck)
-    return sorted(deck, key=lambda name: KINDS[name].longest >= KINDS["long dark"].longest)
+    if seconds < _LONG_RUN:
+        deck.sort(key=lambda name: KINDS[name].longest >= _LONG)
+    return deck

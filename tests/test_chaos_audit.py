@@ -183,6 +183,14 @@ class TestEveryRunTooManyHasACause:
         assert rules(*lines, gone, fault(NODE_FREED, 2, 3, locks={"pool-1": [2]})) == ["extra run"]
 
 
+def test_what_was_told_to_be_complete_must_not_run_again() -> None:
+    lines = [*added("1"), *ran("1", 1, 2), *ran("1", 12, 13, attempt=2, pid=SECOND), *killed(FIRST, 2.5)]
+    told = Told(at=2.1, name="job:complete", worker="python-100", pid=FIRST, job=1, attempt=1)
+    lost = Told(at=2.1, name="job:lost", worker="python-100", pid=FIRST, job=1, attempt=1)
+    assert rules(*lines, lost) == []
+    assert rules(*lines, told) == ["complete"]
+
+
 class TestNothingOverlaps:
     def test_two_runs_of_a_queue_at_once_are_a_violation(self) -> None:
         lines = [*added("1"), *ran("1", 1, 3, queue="q"), *added("2"), *ran("2", 2, 4, queue="q")]
@@ -323,22 +331,29 @@ class TestRecovery:
         ]
 
     def test_the_time_runs_from_the_fault_to_the_next_run(self) -> None:
-        [recovery] = recoveries(History.of(self.lines(12)))
+        [recovery] = recoveries(History.of(self.lines(12)), LEASES)
         assert (recovery.seconds, recovery.alone, recovery.repeated) == (10, True, False)
 
     def test_a_job_that_was_claimed_and_had_not_begun_counts(self) -> None:
         kill = fault("kill", 2, 2.1, FIRST, locks={"python-100": [1]})
         history = History.of([*self.both(), kill, *added("1"), *ran("1", 9, 10, attempt=2, pid=SECOND)])
-        assert [(recovery.seconds, recovery.repeated) for recovery in recoveries(history)] == [(7, False)]
+        assert [(recovery.seconds, recovery.repeated) for recovery in recoveries(history, LEASES)] == [
+            (7, False)
+        ]
 
     def test_a_second_one_in_a_row_is_told_apart(self) -> None:
         lines = [*self.lines(12)[:-3], *ran("1", 12, None, attempt=2, pid=SECOND), *killed(SECOND, 13)]
         history = History.of([*lines, *killed(FIRST, 2), *ran("1", 30, 31, attempt=3, pid=300)])
-        assert [recovery.repeated for recovery in recoveries(history)] == [False, True]
+        assert [recovery.repeated for recovery in recoveries(history, LEASES)] == [False, True]
 
     def test_a_job_that_its_worker_finished_all_the_same_does_not(self) -> None:
         history = History.of([*added("1"), *ran("1", 1, 9), fault("freeze", 2, 8, FIRST)])
-        assert recoveries(history) == []
+        assert recoveries(history, LEASES) == []
+
+    def test_one_is_counted_once_for_the_first_fault_that_is_known_to_cost_jobs(self) -> None:
+        others = [fault("hold gil", 1.5, 2, FIRST), fault("cut", 1.6, 1.6, FIRST), fault("kill", 5, 5, FIRST)]
+        [recovery] = recoveries(History.of([*self.lines(12), *others]), LEASES)
+        assert (recovery.fault.kind, recovery.fault.at) == ("kill", 2)
 
     def test_too_late_is_a_violation(self) -> None:
         late = late_recoveries(History.of(self.lines(23)), LEASES)
