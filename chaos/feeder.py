@@ -113,7 +113,7 @@ class Feeder:
         later = 0.0
         if chance.random() < _OFTEN_QUEUED:
             queue = f"queue {chance.randrange(_QUEUES)}"
-            seconds = min(seconds, self._longest / 2)  # or the queue falls ever further behind
+            seconds = min(seconds, self._longest / 6)  # or what was blocked for a while never catches up
         elif fails == 0 and chance.random() < _OFTEN_KEYED:
             key, later = f"key {chance.randrange(_KEYS)}", chance.uniform(0, _LATEST)
         asked = Asked(

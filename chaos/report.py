@@ -123,7 +123,7 @@ def _sections(outcome: Outcome, comparison: Outcome | None) -> dict[str, Table]:
         "Throughput": _throughput(outcome),
     }
     if comparison is not None:
-        sections["The same faults and npm's worker"] = _compared(outcome, comparison)
+        sections["The same kinds of faults and npm's worker"] = _compared(outcome, comparison)
     return sections
 
 

@@ -46,7 +46,14 @@ KINDS = {
 }
 _PAUSE = 6.0
 """Between two faults, on the average."""
-_LONG, _LONG_RUN = 50.0, 400.0
+_LONG = 50.0
+"""From here on a fault is a long one. There is one at a time, or nobody might be left to take jobs over."""
+_ONE_BY_ONE = (("kill", 20.0), ("long freeze", 62.0), ("kill", 20.0), ("long dark", 62.0))
+"""How a run begins that has the time: what is broken is mended before the next breaks. It shows how soon jobs
+run again if nothing else is in the way."""
+_SHARE_FOR_THAT = 0.4
+_LEAST_SCALE = 0.25
+"""Of the pauses: processes do not start faster because leases are short."""
 _MOST_OF_IT = 0.8
 """A fault that takes more of the run than this does not fit."""
 
@@ -76,27 +83,40 @@ def schedule(seed: int, seconds: float, kinds: list[str], *, slots: int, scale: 
     """
     chance = random.Random(seed)
     fit = fitting(kinds, seconds, scale)
-    pause = _PAUSE * max(min(scale, 1.0), 0.25)
-    planned: list[Planned] = []
-    deck: list[str] = []
+
+    def planned(at: float, name: str) -> Planned:
+        lasts = chance.uniform(KINDS[name].shortest, KINDS[name].longest) * scale
+        return Planned(round(at, 3), name, chance.randrange(slots), round(lasts, 3), chance.random())
+
+    faults: list[Planned] = []
     at = 0.0
-    while fit:
-        deck = deck or _shuffled(fit, chance, seconds / scale)
-        kind = KINDS[deck.pop()]
-        lasts = chance.uniform(kind.shortest, kind.longest) * scale
-        slot, decides = chance.randrange(slots), chance.random()
-        if at + lasts <= seconds:
-            planned.append(Planned(round(at, 3), kind.name, slot, round(lasts, 3), decides))
-        elif at > seconds:
-            break
-        at += chance.uniform(0.3, 1.7) * pause
-    return planned
+    if sum(pause for _, pause in _ONE_BY_ONE) * scale <= seconds * _SHARE_FOR_THAT:
+        for name, pause in _ONE_BY_ONE:
+            if name in fit:
+                faults.append(planned(at, name))
+                at += pause * scale
+    deck: list[str] = []
+    long_until = 0.0
+    while fit and at <= seconds:
+        deck = deck or _shuffled(fit, chance, on_top=not faults)
+        fault = planned(at, deck.pop())
+        is_long = KINDS[fault.kind].longest >= _LONG
+        if is_long and at < long_until:
+            deck.insert(0, fault.kind)  # later
+            if all(KINDS[name].longest >= _LONG for name in deck):
+                at = long_until
+            continue
+        if at + fault.seconds <= seconds:
+            faults.append(fault)
+            long_until = at + fault.seconds if is_long else long_until
+        at += chance.uniform(0.3, 1.7) * _PAUSE * max(min(scale, 1.0), _LEAST_SCALE)
+    return faults
 
 
-def _shuffled(kinds: list[str], chance: random.Random, seconds: float) -> list[str]:
-    """A deck; if time is short those that last longest are on top, for later they do not fit any more."""
+def _shuffled(kinds: list[str], chance: random.Random, *, on_top: bool) -> list[str]:
+    """A deck; the first has those on top that last longest, for later they might not fit any more."""
     deck = [name for name in kinds for _ in range(KINDS[name].weight)]
     chance.shuffle(deck)
-    if seconds < _LONG_RUN:
+    if on_top:
         deck.sort(key=lambda name: KINDS[name].longest >= _LONG)
     return deck
