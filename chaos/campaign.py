@@ -76,9 +76,13 @@ class Campaign:
 
 async def run_campaign(campaign: Campaign, folder: Path, tell: Callable[[str], None]) -> str:
     """Do it; returns the server's version."""
+    with Ledger(folder / "phases.ledger") as phases:
+        return await _run(campaign, folder, phases, tell)
+
+
+async def _run(campaign: Campaign, folder: Path, phases: Ledger, tell: Callable[[str], None]) -> str:
     async with _assembled(campaign, folder) as scene:
         version = await scene.server.version()
-        phases = Ledger(folder / "phases.ledger")
         feeding = asyncio.create_task(scene.feeder.feed())
         try:
             tell(f"{len(scene.fleet.slots)} workers, nothing breaks")
@@ -110,14 +114,16 @@ async def _assembled(campaign: Campaign, folder: Path) -> AsyncIterator[Scene]:
         if campaign.node:
             programs.append(NODE)
         await server.prepare([ROLE, *map(role_of, range(len(programs)))])
-        faults = Ledger(folder / "faults.ledger")
-        fleet = Fleet(Ledger(folder / "processes.ledger"), _REPLACEMENT * min(campaign.leases.scale, 1.0))
+        faults, processes, adds = (
+            stack.enter_context(Ledger(folder / f"{name}.ledger")) for name in ("faults", "processes", "adds")
+        )
+        fleet = Fleet(processes, _REPLACEMENT * min(campaign.leases.scale, 1.0))
         stack.push_async_callback(fleet.close)
         for program in programs:
             await fleet.add(program, server, folder, campaign.leases, campaign.concurrency)
         feeder = Feeder(
             server,
-            Ledger(folder / "adds.ledger"),
+            adds,
             seed=campaign.seed,
             tasks=NODE_TASKS if campaign.only_node else PYTHON_TASKS,
             rate=campaign.rate,
@@ -194,8 +200,8 @@ async def _drain(scene: Scene, limit: float) -> None:
 
 
 async def _write_what_is_left(server: Server, folder: Path) -> None:
-    ledger = Ledger(folder / "left.ledger")
-    for job in await server.left_jobs():
-        ledger.write(LeftJob(**job))
-    for lock in await server.left_locks():
-        ledger.write(LeftLock(**lock))
+    with Ledger(folder / "left.ledger") as ledger:
+        for job in await server.left_jobs():
+            ledger.write(LeftJob(**job))
+        for lock in await server.left_locks():
+            ledger.write(LeftLock(**lock))

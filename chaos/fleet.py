@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from benchmarks.contenders import ROOT, node_program
 
-from chaos.ledger import Exited, Ledger, Ready, now, read_lines
+from chaos.ledger import Exited, Ledger, Ready, now, read_file
 from chaos.proxy import proxied
 from chaos.waiting import LOOK, until
 from chaos.worker import Orders
@@ -67,8 +67,7 @@ class Slot:
 
     def workers_of(self, pid: int) -> list[str]:
         """The worker of that process, as in the column locked_by, once it takes jobs."""
-        path = Path(self._orders.ledger)
-        lines = read_lines(path.open("rb")) if path.exists() else []
+        lines = read_file(Path(self._orders.ledger))
         return [line.worker for line in lines if isinstance(line, Ready) and line.pid == pid]
 
     def start(self) -> None:

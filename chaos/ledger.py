@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
+    from typing import Self
 
 OK, RAISED, CANCELLED = "ok", "raised", "cancelled"
 NODE_FREED = "node's locks freed"
@@ -182,7 +182,11 @@ class Ledger:
         """A name for a run in this process."""
         return f"{os.getpid()}-{next(self._runs)}"
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        """Close it at the end."""
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
         """No more lines."""
         os.close(self._descriptor)
 
@@ -194,9 +198,10 @@ def text_of(line: Line) -> str:
 
 def read_folder(folder: Path) -> list[Line]:
     """All lines of all ledgers in the folder, in no order between files."""
-    return [line for path in sorted(folder.glob("*.ledger")) for line in read_lines(path.open("rb"))]
+    return [line for path in sorted(folder.glob("*.ledger")) for line in read_file(path)]
 
 
-def read_lines(lines: Iterable[bytes]) -> list[Line]:
-    """The lines; half a line at the end, of a process that was killed, is none."""
+def read_file(path: Path) -> list[Line]:
+    """The lines of one; half a line at the end, of a process that was killed, is none."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     return [_DECODER.decode(line) for line in lines if line.endswith(b"\n")]

@@ -52,7 +52,7 @@ class Orders(msgspec.Struct, kw_only=True):
 
 async def work(orders: Orders) -> None:
     """Work until a signal ends it."""
-    ledger = Ledger(Path(orders.ledger))
+    ledger = Ledger(Path(orders.ledger))  # open to the end: threads may outlive the worker
     runner = await run(
         tasks_for(ledger),
         orders.dsn,
