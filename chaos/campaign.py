@@ -30,6 +30,8 @@ _REPLACEMENT = 1.0
 _STOPPING = 40.0
 _LONGEST_DRAIN = 60.0
 _LONG_JOB = 6.0
+_VERY_LONG = 1.2
+"""Times the lease."""
 _MOST_LISTED = 10_000
 _UNFINISHED = """
     select count(*) filter (where locked_by is not null or attempts < max_attempts) as all,
@@ -127,7 +129,8 @@ async def _assembled(campaign: Campaign, folder: Path) -> AsyncIterator[Scene]:
             seed=campaign.seed,
             tasks=NODE_TASKS if campaign.only_node else PYTHON_TASKS,
             rate=campaign.rate,
-            longest=_LONG_JOB * min(campaign.leases.scale, 1.0),
+            long=_LONG_JOB * min(campaign.leases.scale, 1.0),
+            very_long=campaign.leases.lease * _VERY_LONG,
         )
         stack.push_async_callback(feeder.close)
         await fleet.until_ready()
@@ -158,18 +161,19 @@ async def _free_what_node_held(scene: Scene, worker: str | None = None) -> None:
     It is never hit by itself, but when the server is away it may end, or lose the answer to its question.
     Without the name of one all are gone.
     """
-    while True:
-        begun, locks = now(), await scene.server.locks()
-        with suppress(*Unreachable, GraphileWorkerError):
-            holding = [row["locked_by"] for row in await scene.server.ask(_NODES)]
-            workers = [name for name in holding if worker in {None, name}]
-            async with WorkerUtils(scene.server.dsn()) as utils:
-                await utils.force_unlock_workers(workers)
-            break
-        await asyncio.sleep(_LOOK)
-    held = {name: jobs for name, jobs in locks.items() if name in workers}
-    if held:
-        scene.ledger.write(Fault(at=begun, until=now(), kind=NODE_FREED, pids=[], locks=held))
+    async with scene.freeing:
+        while True:
+            begun, locks = now(), await scene.server.locks()
+            with suppress(*Unreachable, GraphileWorkerError):
+                holding = [row["locked_by"] for row in await scene.server.ask(_NODES)]
+                workers = [name for name in holding if worker in {None, name}]
+                async with WorkerUtils(scene.server.dsn()) as utils:
+                    await utils.force_unlock_workers(workers)
+                break
+            await asyncio.sleep(_LOOK)
+        held = {name: jobs for name, jobs in locks.items() if name in workers}
+        if held:
+            scene.ledger.write(Fault(at=begun, until=now(), kind=NODE_FREED, pids=[], locks=held))
 
 
 async def _end(scene: Scene, campaign: Campaign) -> None:

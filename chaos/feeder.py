@@ -20,6 +20,7 @@ _KEYS = 12
 _AFTER_TROUBLE = 0.2
 _BEHIND = 0.1
 _OFTEN_QUEUED, _OFTEN_KEYED, _OFTEN_LONG, _OFTEN_FAILING, _OFTEN_DOOMED = 0.35, 0.15, 0.08, 0.1, 0.02
+_OFTEN_VERY_LONG = 0.004
 _FAILURES = 2
 """At most, for each makes the next wait longer: 2.7 s, 7.4 s, 20 s."""
 _DOOMED_ATTEMPTS = 2
@@ -32,17 +33,28 @@ class Feeder:
 
     Args:
         tasks: Their tasks.
-        longest: Seconds that a long job takes at most.
+        rate: How many in a second.
+        long: Seconds that a long job takes at most.
+        very_long: Seconds that some take which cannot be interrupted.
     """
 
     def __init__(
-        self, server: Server, ledger: Ledger, *, seed: int, tasks: list[str], rate: float, longest: float
+        self,
+        server: Server,
+        ledger: Ledger,
+        *,
+        seed: int,
+        tasks: list[str],
+        rate: float,
+        long: float,
+        very_long: float,
     ) -> None:
         self._ledger = ledger
         self._chance = random.Random(seed)
         self._tasks = tasks
         self._rate = rate
-        self._longest = longest
+        self._long = long
+        self._very_long = very_long
         self._utils = WorkerUtils(server.dsn(ROLE))
         self._number = 0
         self.added = 0
@@ -103,7 +115,7 @@ class Feeder:
         chance = self._chance
         seconds = chance.uniform(0.002, 0.05)
         if chance.random() < _OFTEN_LONG:
-            seconds = chance.uniform(0.25, 1.0) * self._longest
+            seconds = chance.uniform(0.25, 1.0) * self._long
         fails, max_attempts = 0, 25
         if chance.random() < _OFTEN_FAILING:
             fails = chance.randint(1, _FAILURES)
@@ -113,13 +125,16 @@ class Feeder:
         later = 0.0
         if chance.random() < _OFTEN_QUEUED:
             queue = f"queue {chance.randrange(_QUEUES)}"
-            seconds = min(seconds, self._longest / 6)  # or what was blocked for a while never catches up
+            seconds = min(seconds, self._long / 6)  # or what was blocked for a while never catches up
         elif fails == 0 and chance.random() < _OFTEN_KEYED:
             key, later = f"key {chance.randrange(_KEYS)}", chance.uniform(0, _LATEST)
+        task = chance.choice(self._tasks)
+        if task == THREAD and queue is key is None and chance.random() < _OFTEN_VERY_LONG:
+            seconds = self._very_long
         asked = Asked(
             at=now(),
             token=self._token(),
-            task=chance.choice(self._tasks),
+            task=task,
             queue=queue,
             key=key,
             fails=fails,

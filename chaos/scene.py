@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -43,6 +44,8 @@ class Scene:
     ledger: Ledger
     program: str
     """Which workers are hit: ours, or npm's in the comparison."""
+    freeing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by whoever frees what npm's workers left, so that it is counted once."""
 
     async def target(self, planned: Planned) -> Slot | None:
         """The worker to hit: the one that was planned, or one after it that has no trouble now."""

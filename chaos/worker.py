@@ -59,6 +59,7 @@ async def work(orders: Orders) -> None:
         concurrency=orders.concurrency,
         prefetch=orders.prefetch,
         events=_events(ledger),
+        exit_if_stuck=True,  # whoever starts us starts another
         **orders.leases._asdict(),
     )
     ledger.write(Ready(at=now(), slot=orders.slot, worker=runner.id, pid=os.getpid()))
