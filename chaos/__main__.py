@@ -41,16 +41,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run, audit, report; returns the exit status."""
     options = _options(arguments)
     # Whoever ends us lets us end what we started.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    begun, now = datetime.now(UTC), datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    folder: Path = options.output / f"{now}-seed-{options.seed}"
-    campaign = _campaign(options)
+    usual = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        outcome, postgres = _perform(campaign, folder)
-        comparison = None if options.no_node or options.no_comparison else _compare(campaign, folder)
+        return _run(options)
     except KeyboardInterrupt:
-        print(f"Interrupted. What was written is in {folder}", file=sys.stderr)
+        print(f"Interrupted. What was written is in {options.output}", file=sys.stderr)
         return _INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+
+
+def _run(options: argparse.Namespace) -> int:
+    begun = datetime.now(UTC)
+    folder: Path = options.output / f"{begun:%Y%m%d-%H%M%S}-seed-{options.seed}"
+    campaign = _campaign(options)
+    outcome, postgres = _perform(campaign, folder)
+    comparison = None if options.no_node or options.no_comparison else _compare(campaign, folder)
     facts = Facts(
         when=begun.strftime("%Y-%m-%d %H:%M UTC"),
         command=_command(options),

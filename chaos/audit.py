@@ -92,13 +92,13 @@ class Auditor:
     def _every_key_ran(self) -> None:
         for key, token in self._last_of_key.items():
             # What may have been added after it may have replaced it.
-            candidates = [token, *self._unsure_after(key, token)]
+            candidates = [token, *self._asked_after(key, token)]
             if not any(run.outcome == OK for one in candidates for run in self._history.runs.get(one, [])):
                 lines = [text_of(self._history.asked[one]) for one in candidates]
                 lines += [line for one in candidates for line in _lines(self._history.runs.get(one, []))]
                 self._breach("lost", f"the last job of {key!r} never succeeded", *lines)
 
-    def _unsure_after(self, key: str, token: str) -> list[str]:
+    def _asked_after(self, key: str, token: str) -> list[str]:
         at = self._history.asked[token].at
         return [other.token for other in self._history.asked.values() if other.key == key and other.at > at]
 
@@ -172,7 +172,7 @@ class Auditor:
             self._breach("locked", f"{queue.queue!r} is locked at the end", text_of(queue))
 
     def _superseded(self, asked: Asked) -> bool:
-        return asked.key is not None and bool(self._unsure_after(asked.key, asked.token))
+        return asked.key is not None and bool(self._asked_after(asked.key, asked.token))
 
     def _attempts_add_up(self) -> None:
         for token, runs in self._history.runs.items():

@@ -34,9 +34,8 @@ _VERY_LONG = 1.2
 """Times the lease."""
 _MOST_LISTED = 10_000
 _UNFINISHED = """
-    select count(*) filter (where locked_by is not null or attempts < max_attempts) as all,
-      count(*) filter (where locked_by is not null and locked_by not like 'python-%') as nodes
-    from graphile_worker._private_jobs"""
+    select count(*) from graphile_worker._private_jobs
+    where locked_by is not null or attempts < max_attempts"""
 _NODES = """
     select distinct locked_by from (
       select locked_by from graphile_worker._private_jobs
@@ -196,7 +195,7 @@ async def _drain(scene: Scene, limit: float) -> None:
     deadline = now() + limit
     async with WorkerUtils(scene.server.dsn()) as utils:
         while now() < deadline:
-            if (await scene.server.ask(_UNFINISHED))[0]["all"] == 0:
+            if (await scene.server.ask(_UNFINISHED))[0]["count"] == 0:
                 return
             waiting = await utils.list_jobs(state="scheduled", limit=_MOST_LISTED)
             await utils.reschedule_jobs([job.id for job in waiting], run_at=timedelta(0))

@@ -40,14 +40,15 @@ def test_neither_do_freezes_darkness_and_outages(tmp_path: Path, capsys: pytest.
     assert status == 0, said
 
 
-def test_an_interrupt_ends_all_that_was_started(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_that_was_started(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "chaos", "--seconds", "60", "--no-comparison", "--output", str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True) as process:
         assert process.stderr is not None
         process.stderr.readline()  # all workers are there
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= 3
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         assert process.wait(30) == 130
     assert not psutil.wait_procs(children, timeout=5)[1]
 
