@@ -40,7 +40,8 @@ class Audit:
     violations: list[Violation] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
     """Of each run that was one too many."""
-    explained_overlaps: int = 0
+    frozen: set[str] = field(default_factory=set)
+    """The runs that were frozen for so long that others took over, and that went on for a moment."""
     gave_up: int = 0
     """Workers that ended because they could not stop what might be others' by then."""
     superseded: int = 0
@@ -154,7 +155,7 @@ class Auditor:
 
     def _overlap(self, lane: str, earlier: Run, later: Run) -> None:
         if self._causes.of_overlap(earlier) is not None:
-            self._audit.explained_overlaps += 1
+            self._audit.frozen.add(earlier.begun.run)
         else:
             what = f"two runs at once in {lane}, and neither process had been frozen for long"
             self._breach("overlap", what, *earlier.lines, *later.lines)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from chaos.ledger import NODE_FREED
-from chaos.tasks import ASYNC
 
 if TYPE_CHECKING:
     from chaos.history import History, Run
@@ -69,12 +68,12 @@ class Causes:
     def of_overlap(self, earlier: Run) -> Fault | None:
         """The pause in which the earlier run lost its job without being able to notice."""
         for fault in self._faults:
-            on_time = earlier.end <= fault.until + _INSTRUCTIONS or earlier.begun.task != ASYNC
             if (
                 fault.kind in _PAUSES
                 and earlier.begun.pid in fault.pids
                 and _meets(fault, earlier.at, earlier.end)
-                and on_time
+                # A thread cannot be stopped, but its process can end.
+                and earlier.end <= fault.until + _INSTRUCTIONS
                 and self._loses_jobs(fault)
             ):
                 return fault

@@ -12,6 +12,7 @@ const ledger = openSync(orders.ledger, "a");
 const now = () => Number(process.hrtime.bigint()) / 1e9;
 const write = (line) => writeSync(ledger, JSON.stringify(line) + "\n");
 const sleep = (seconds) => new Promise((done) => setTimeout(done, seconds * 1000));
+const STEP = 0.05;
 let runs = 0;
 
 // Whoever started us is gone.
@@ -24,7 +25,8 @@ const taskList = {
       type: "begin", at: now(), run: name, job: Number(job.id), token: payload.token, attempt: job.attempts,
       task: job.task_identifier, queue: payload.queue, worker: job.locked_by, pid,
     });
-    await sleep(payload.seconds);
+    // In small steps, as chaos/tasks.py does.
+    for (let left = payload.seconds; left > 0; left -= STEP) await sleep(Math.min(left, STEP));
     const fails = job.attempts <= payload.fails;
     write({ type: "end", at: now(), run: name, outcome: fails ? "raised" : "ok" });
     if (fails) throw new Error("as told");

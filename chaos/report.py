@@ -140,7 +140,7 @@ def _counts(outcome: Outcome) -> Table:
         "runs that failed as told": outcomes[RAISED],
         "runs too many, each with a cause": len(audit.causes),
         "of these after a fault that should not cost one": sum(not cause.expected for cause in audit.causes),
-        "runs at once with another, by a frozen process": audit.explained_overlaps,
+        "runs of a frozen process that went on for a moment after others took over": len(audit.frozen),
         "jobs left because their key was given away while they ran": audit.superseded,
         "worker processes": len(history.ready),
         "workers that ended because they could not stop what others may run": audit.gave_up,

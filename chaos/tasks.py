@@ -21,6 +21,7 @@ ASYNC, THREAD, HOLD_GIL, FORK = "wait", "wait_on_thread", "hold_gil", "fork"
 # Of PyDLL's functions the caller keeps the GIL: no other thread runs meanwhile, the event loop's neither.
 _HOLDING_GIL = ctypes.PyDLL(None)
 _MICROSECONDS = 1_000_000
+_STEP = 0.05
 
 
 class AsToldError(Exception):
@@ -32,7 +33,8 @@ def tasks_for(ledger: Ledger) -> dict[str, Callable[..., Any]]:
 
     async def wait(payload: dict[str, Any], ctx: JobContext) -> None:
         with _recorded(ledger, payload, ctx):
-            await asyncio.sleep(payload["seconds"])
+            for step in _steps(payload["seconds"]):
+                await asyncio.sleep(step)
 
     def on_thread(act: Callable[[float], object]) -> Callable[..., None]:
         def task(payload: dict[str, Any], ctx: JobContext) -> None:
@@ -43,7 +45,7 @@ def tasks_for(ledger: Ledger) -> dict[str, Callable[..., Any]]:
 
     return {
         ASYNC: wait,
-        THREAD: on_thread(time.sleep),
+        THREAD: on_thread(_wait_on_thread),
         HOLD_GIL: on_thread(_hold_gil),
         FORK: on_thread(_fork),
     }
@@ -74,6 +76,20 @@ def _recorded(ledger: Ledger, payload: dict[str, Any], ctx: JobContext) -> Itera
         raise
     finally:
         ledger.write(Ended(at=now(), run=run, outcome=outcome))
+
+
+def _steps(seconds: float) -> list[float]:
+    """In small steps: of one long sleep nothing is left when a process wakes that was frozen meanwhile.
+
+    So a job that was frozen has work to do afterwards, and whether it is stopped then can be seen.
+    """
+    whole, rest = divmod(seconds, _STEP)
+    return [_STEP] * int(whole) + [rest]
+
+
+def _wait_on_thread(seconds: float) -> None:
+    for step in _steps(seconds):
+        time.sleep(step)
 
 
 def _hold_gil(seconds: float) -> None:

@@ -223,7 +223,16 @@ class TestNothingOverlaps:
         lines = [*added("1"), *ran("1", 45, 51.5, attempt=2, pid=SECOND)]
         assert rules(*lines, *ran("1", 1, 51, CANCELLED), fault("long freeze", 1, 51, FIRST)) == []
         assert rules(*lines, *ran("1", 1, 58), fault("long freeze", 1, 51, FIRST)) == ["overlap"]
-        assert rules(*lines, *ran("1", 1, 58, task=THREAD), fault("long freeze", 1, 51, FIRST)) == []
+        thread = ran("1", 1, 58, task=THREAD)
+        assert rules(*lines, *thread, fault("long freeze", 1, 51, FIRST)) == ["overlap"], "it can end"
+
+    def test_a_frozen_run_counts_once_however_many_ran_meanwhile(self) -> None:
+        others = [
+            line for n in range(2, 9) for line in (*added(f"{n}"), *ran(f"{n}", 40 + n, 40.5 + n, queue="q"))
+        ]
+        frozen = [*added("1"), *ran("1", 1, 51, pid=SECOND, queue="q"), fault("long freeze", 1, 51, SECOND)]
+        audit = audited(*others, *frozen)
+        assert (audit.violations, len(audit.frozen)) == ([], 1)
 
     def test_one_that_was_frozen_for_less_may_not(self) -> None:
         lines = [*added("1"), *ran("1", 1, 16), *ran("1", 15, 16.5, attempt=2, pid=SECOND)]
