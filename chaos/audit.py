@@ -157,8 +157,9 @@ class Auditor:
         if self._causes.of_overlap(earlier) is not None:
             self._audit.frozen.add(earlier.begun.run)
         else:
-            what = f"two runs at once in {lane}, and neither process had been frozen for long"
-            self._breach("overlap", what, *earlier.lines, *later.lines)
+            what = f"two runs at once in {lane}, and no freeze excuses it"
+            faults = [text_of(fault) for fault in self._causes.during(earlier)]
+            self._breach("overlap", what, *earlier.lines, *later.lines, *faults)
 
     def _nothing_is_left(self) -> None:
         for job in self._history.left:

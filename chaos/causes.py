@@ -79,9 +79,11 @@ class Causes:
                 return fault
         return None
 
-    def disturbances(self, since: float, until: float, *, besides: Fault) -> list[Fault]:
-        """What else was broken in that time."""
-        return [fault for fault in self._faults if fault is not besides and _meets(fault, since, until)]
+    def during(self, run: Run) -> list[Fault]:
+        """What hit the run's worker while it ran."""
+        return [
+            fault for fault in self._faults if run.begun.pid in fault.pids and _meets(fault, run.at, run.end)
+        ]
 
     def _settled(self, earlier: Run, later: Run) -> float:
         """Until when something could keep the outcome of a run from being recorded."""
