@@ -67,6 +67,17 @@ class Campaign:
         return min(max(self.seconds / 10, 2.0), 20.0)
 
     @property
+    def long_job(self) -> float:
+        """Seconds that a long job takes at most."""
+        return _LONG_JOB * min(self.leases.scale, 1.0)
+
+    @property
+    def very_long_job(self) -> float:
+        """Seconds that a job takes which outlasts a lease; in a short run there is no room for one."""
+        seconds = self.leases.lease * _VERY_LONG
+        return seconds if seconds <= self.seconds / 4 else self.long_job
+
+    @property
     def planned(self) -> list[Planned]:
         """The faults; for npm's workers alone those of them that can be done to such."""
         faults = schedule(
@@ -128,8 +139,8 @@ async def _assembled(campaign: Campaign, folder: Path) -> AsyncIterator[Scene]:
             seed=campaign.seed,
             tasks=NODE_TASKS if campaign.only_node else PYTHON_TASKS,
             rate=campaign.rate,
-            long=_LONG_JOB * min(campaign.leases.scale, 1.0),
-            very_long=campaign.leases.lease * _VERY_LONG,
+            long=campaign.long_job,
+            very_long=campaign.very_long_job,
         )
         stack.push_async_callback(feeder.close)
         await fleet.until_ready()
