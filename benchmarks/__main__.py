@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import platform
 import shlex
 import sys
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import psutil
 
 from benchmarks import scaling
 from benchmarks.arena import Arena
 from benchmarks.cases import selected
 from benchmarks.contenders import ROOT, versions
 from benchmarks.driver import Broken, Refused
+from benchmarks.machine import this_machine
 from benchmarks.measure import GaveUp
 from benchmarks.progress import Progress
 from benchmarks.report import print_table, write_markdown
-from benchmarks.results import Curve, Machine, Measurement, Report
+from benchmarks.results import Curve, Measurement, Report
 from benchmarks.rounds import run_case
 from benchmarks.server import server
 
@@ -98,7 +94,7 @@ class _Run:
             when=self.begun.strftime("%Y-%m-%d %H:%M UTC"),
             command=shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
             seconds=(datetime.now(UTC) - self.begun).total_seconds(),
-            machine=_machine(),
+            machine=this_machine(),
             versions=self.versions,
             remarks=[" ".join(remark.split()) for remark in self.remarks],
             measurements=self.measurements,
@@ -156,24 +152,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--durable", action="store_true", help="on disk, with fsync and synchronous_commit")
     return parser
-
-
-def _machine() -> Machine:
-    return Machine(
-        system=f"{platform.system()} {platform.release()}",
-        processor=_processor(),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        memory=psutil.virtual_memory().total,
-    )
-
-
-def _processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

@@ -66,8 +66,17 @@ def driver_command(program: str) -> list[str]:
         version(program)
         return [str(_PYTHON), str(DRIVERS / f"{program}_driver.py")]
     if program == "node":
-        return [_node(), str(DRIVERS / "node.mjs"), str(_NODE / "dist" / "index.js")]
+        return node_program(DRIVERS / "node.mjs")
     return [sys.executable, str(DRIVERS / f"{program}.py")]
+
+
+def node_program(script: Path) -> list[str]:
+    """How to start a program of ours that uses npm's worker: it gets the path of that as an argument.
+
+    Raises:
+        Missing: It is not installed.
+    """
+    return [_node(), str(script), str(_NODE / "dist" / "index.js")]
 
 
 def once_command(program: str) -> list[str]:

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from benchmarks.charts import bar_chart, line_chart, number
+from benchmarks.tables import Table, bullets, duration, markdown, one_line, plain, safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -38,13 +39,6 @@ A curve shows how a figure changes with size. Look at its shape: a flat line doe
 heights come from a machine that is shared with other work and mean little elsewhere. On an axis whose ticks
 are 1, 10, 100 the same distance is the same factor.
 """
-
-
-class _Table(NamedTuple):
-    header: list[str]
-    rows: list[list[str]]
-    left: frozenset[int]
-    """The columns of words; figures stand to the right."""
 
 
 class Verdict(NamedTuple):
@@ -92,14 +86,14 @@ def print_table(report: Report) -> None:
     """Print a table for each group, one for each curve, and the remarks."""
     for group, measurements in _groups(report).items():
         print(f"\n{group} (best / median)\n")
-        print(_plain(_table(measurements)))
+        print(plain(_table(measurements)))
         for note in _notes(measurements):
             print(f"  {note}")
     for curve in report.curves:
         print(f"\n{curve.title} ({curve.y_label})\n")
-        print(_plain(_curve_table(curve)))
+        print(plain(_curve_table(curve)))
     print()
-    for line in [*_goals_reached(report), *map(_one_line, report.remarks)]:
+    for line in [*_goals_reached(report), *map(one_line, report.remarks)]:
         print(line)
 
 
@@ -128,10 +122,10 @@ def _measured_page(report: Report, folder: Path) -> str:
         parts.append(f"What was tried for speed, and what it gave, is told in [{_NOTES}]({_NOTES}).\n")
     parts += [f"**{line}**\n" for line in _goals_reached(report)]
     for group, measurements in _groups(report).items():
-        parts += [f"## {_title(group)}\n", _markdown(_table(measurements))]
+        parts += [f"## {_title(group)}\n", markdown(_table(measurements))]
         notes = _notes(measurements)
         if notes:
-            parts.append(_bullets(notes))
+            parts.append(bullets(notes))
         if rates := _rates(measurements):
             name = f"{_slug(group)}.svg"
             _write(folder / name, bar_chart(_title(group), rates))
@@ -144,8 +138,8 @@ def _scaling_page(report: Report, folder: Path) -> str:
     for curve in report.curves:
         name = f"scaling-{_slug(curve.name)}.svg"
         _write(folder / name, line_chart(curve))
-        parts += [f"## {_safe(curve.title)}\n", f"![{_safe(curve.title)}]({name})\n"]
-        parts += [f"Figures ({_safe(curve.y_label)}):\n", _markdown(_curve_table(curve))]
+        parts += [f"## {safe(curve.title)}\n", f"![{safe(curve.title)}]({name})\n"]
+        parts += [f"Figures ({safe(curve.y_label)}):\n", markdown(_curve_table(curve))]
     return "\n".join(parts)
 
 
@@ -153,17 +147,17 @@ def _about(report: Report) -> str:
     machine = report.machine
     memory = f"{machine.memory / 2**30:.1f} GiB of memory"
     facts = [
-        f"When: {report.when}, in {_duration(report.seconds)}",
+        f"When: {report.when}, in {duration(report.seconds)}",
         f"Machine: {machine.processor}, {machine.cores} cores, {memory}, {machine.system}",
         f"Versions: {', '.join(f'{name} {version}' for name, version in report.versions.items())}",
     ]
-    text = f"{_bullets(facts)}\n```sh\n{report.command}\n```\n"
+    text = f"{bullets(facts)}\n```sh\n{report.command}\n```\n"
     if report.remarks:
-        text += f"\nRemarks:\n\n{_bullets(report.remarks)}"
+        text += f"\nRemarks:\n\n{bullets(report.remarks)}"
     return text
 
 
-def _table(measurements: Sequence[Measurement]) -> _Table:
+def _table(measurements: Sequence[Measurement]) -> Table:
     found = [one.contender for case in measurements for one in case.series if one.values]
     contenders = [*(name for name in _FIRST if name in found), *_unique(found, without=_FIRST)]
     asked = [pair for case in measurements if (pair := _goal_pair(case))]
@@ -179,7 +173,7 @@ def _table(measurements: Sequence[Measurement]) -> _Table:
         left.add(len(header))
         header.append("goal")
         rows = [[*row, str(verdict_of(case) or "")] for row, case in zip(rows, measurements, strict=True)]
-    return _Table(header, rows, frozenset(left))
+    return Table(header, rows, frozenset(left))
 
 
 def _row(case: Measurement, contenders: list[str], pairs: list[tuple[str, str]]) -> list[str]:
@@ -214,7 +208,7 @@ def _notes(measurements: Sequence[Measurement]) -> list[str]:
     for case in measurements:
         for one in case.series:
             if one.note:
-                cases.setdefault((one.contender, _one_line(one.note)), []).append(case.case)
+                cases.setdefault((one.contender, one_line(one.note)), []).append(case.case)
     return [
         f"{contender}: {note}"
         if len(where) == len(measurements)
@@ -223,43 +217,13 @@ def _notes(measurements: Sequence[Measurement]) -> list[str]:
     ]
 
 
-def _curve_table(curve: Curve) -> _Table:
+def _curve_table(curve: Curve) -> Table:
     figures = [{point.x: point.y for point in line.points} for line in curve.lines]
     rows = [
         [number(x), *(number(each[x]) if x in each else _NOTHING for each in figures)]
         for x in sorted({x for each in figures for x in each})
     ]
-    return _Table([curve.x_label, *(line.name for line in curve.lines)], rows, frozenset())
-
-
-def _plain(table: _Table) -> str:
-    widths = [max(map(len, column)) for column in zip(table.header, *table.rows, strict=True)]
-    lines = [table.header, ["─" * width for width in widths], *table.rows]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if place in table.left else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
-
-
-def _markdown(table: _Table) -> str:
-    marks = ["---" if place in table.left else "--:" for place in range(len(table.header))]
-    lines = [table.header, marks, *table.rows]
-    return "".join(f"| {' | '.join(map(_safe, line))} |\n" for line in lines)
-
-
-def _safe(text: str) -> str:
-    return _one_line(text).replace("|", r"\|").replace("<", "&lt;")
-
-
-def _bullets(lines: Iterable[str]) -> str:
-    return "".join(f"- {_safe(line)}\n" for line in lines)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return Table([curve.x_label, *(line.name for line in curve.lines)], rows, frozenset())
 
 
 def _rates(measurements: Sequence[Measurement]) -> list[Measurement]:
@@ -285,11 +249,6 @@ def _unique(found: Iterable[_T], *, without: Iterable[_T]) -> list[_T]:
     """In the order in which they were found."""
     left_out = set(without)
     return [one for one in dict.fromkeys(found) if one not in left_out]
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _title(text: str) -> str:

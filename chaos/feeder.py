@@ -1,0 +1,149 @@
+"""Adds jobs all the time, whatever happens to the database, and writes down what it knows of each."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from chaos.ledger import Answered, Asked, Ledger, now
+from chaos.tasks import ASYNC, FORK, HOLD_GIL, THREAD
+from graphile_worker import GraphileWorkerError, WorkerUtils
+
+if TYPE_CHECKING:
+    from chaos.server import Server
+
+ROLE = "feeder"
+_QUEUES = 6
+_KEYS = 12
+_AFTER_TROUBLE = 0.2
+_BEHIND = 0.1
+_OFTEN_QUEUED, _OFTEN_KEYED, _OFTEN_LONG, _OFTEN_FAILING, _OFTEN_DOOMED = 0.35, 0.15, 0.08, 0.1, 0.02
+_OFTEN_VERY_LONG = 0.004
+_FAILURES = 2
+"""At most, for each makes the next wait longer: 2.7 s, 7.4 s, 20 s."""
+_DOOMED_ATTEMPTS = 2
+_LATEST = 1.5
+"""Keyed jobs may be due so many seconds later, so that there is something to replace."""
+
+
+class Feeder:
+    """Adds jobs of all kinds, so many in a second.
+
+    Args:
+        tasks: Their tasks.
+        rate: How many in a second.
+        long: Seconds that a long job takes at most.
+        very_long: Seconds that some take which cannot be interrupted.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        ledger: Ledger,
+        *,
+        seed: int,
+        tasks: list[str],
+        rate: float,
+        long: float,
+        very_long: float,
+    ) -> None:
+        self._ledger = ledger
+        self._chance = random.Random(seed)
+        self._tasks = tasks
+        self._rate = rate
+        self._long = long
+        self._very_long = very_long
+        self._utils = WorkerUtils(server.dsn(ROLE))
+        self._number = 0
+        self.added = 0
+
+    async def feed(self) -> None:
+        """Add jobs until this is cancelled."""
+        due = now()
+        while True:
+            asked, later = self._next()
+            if not await self.add(asked, later=later):
+                await asyncio.sleep(_AFTER_TROUBLE)
+            # What could not be added in time is left out, and not made up for in a burst.
+            due = max(due + 1 / self._rate, now() - _BEHIND)
+            await asyncio.sleep(max(due - now(), 0))
+
+    async def nuisance(self, task: str, seconds: float) -> str | None:
+        """Add one that is a fault; its token, if it is surely there."""
+        asked = Asked(at=now(), token=self._token(), task=task, seconds=seconds)
+        return asked.token if await self.add(asked) else None
+
+    async def add(self, asked: Asked, *, later: float = 0.0) -> bool:
+        """Add that job; whether it is surely there.
+
+        One that nobody knows of is not added again: what comes next takes its place.
+        """
+        self._ledger.write(asked)
+        payload = {
+            "token": asked.token,
+            "fails": asked.fails,
+            "seconds": asked.seconds,
+            "queue": asked.queue,
+        }
+        try:
+            job = await self._utils.add_job(
+                asked.task,
+                payload,
+                queue_name=asked.queue,
+                job_key=asked.key,
+                max_attempts=asked.max_attempts,
+                run_at=timedelta(seconds=later) if later else None,
+            )
+        except GraphileWorkerError as error:
+            self._ledger.write(Answered(at=now(), token=asked.token, problem=repr(error)))
+            return False
+        self._ledger.write(Answered(at=now(), token=asked.token, job=job.id))
+        self.added += 1
+        return True
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._utils.close()
+
+    def _token(self) -> str:
+        self._number += 1
+        return f"t{self._number}"
+
+    def _next(self) -> tuple[Asked, float]:
+        chance = self._chance
+        seconds = chance.uniform(0.002, 0.05)
+        if chance.random() < _OFTEN_LONG:
+            seconds = chance.uniform(0.25, 1.0) * self._long
+        fails, max_attempts = 0, 25
+        if chance.random() < _OFTEN_FAILING:
+            fails = chance.randint(1, _FAILURES)
+        elif chance.random() < _OFTEN_DOOMED:
+            fails = max_attempts = _DOOMED_ATTEMPTS
+        queue = key = None
+        later = 0.0
+        if chance.random() < _OFTEN_QUEUED:
+            queue = f"queue {chance.randrange(_QUEUES)}"
+            seconds = min(seconds, self._long / 6)  # or what was blocked for a while never catches up
+        elif fails == 0 and chance.random() < _OFTEN_KEYED:
+            key, later = f"key {chance.randrange(_KEYS)}", chance.uniform(0, _LATEST)
+        task = chance.choice(self._tasks)
+        if task == THREAD and queue is key is None and chance.random() < _OFTEN_VERY_LONG:
+            seconds = self._very_long
+        asked = Asked(
+            at=now(),
+            token=self._token(),
+            task=task,
+            queue=queue,
+            key=key,
+            fails=fails,
+            max_attempts=max_attempts,
+            seconds=round(seconds, 3),
+        )
+        return asked, later
+
+
+PYTHON_TASKS = [ASYNC, THREAD]
+NODE_TASKS = [ASYNC]
+NUISANCES = {"hold gil": HOLD_GIL, "fork": FORK}
