@@ -14,6 +14,7 @@ import pytest
 from graphile_worker._db import exchange as database
 from graphile_worker._db.exchange import Held, Position, Reply, Result, Wish
 from graphile_worker._db.sql import Schema
+from graphile_worker._db.workers import unlock_stale
 from graphile_worker.outcome import Completed, Failed, Interrupted, Returned
 from support.jobs import add, count, existing, get, one
 from support.waiting import until_blocked
@@ -775,7 +776,7 @@ class TestLongHeldLocks:
                     locked_at = now() - interval '{age}' where {column} = $1""",
                     value,
                 )
-        await database.unlock_stale(db, SCHEMA)
+        await unlock_stale(db, SCHEMA)
         [young] = [row for row in await locked(db) if row[0] == "job"]
         assert young == ("job", job["id"])
         assert len(await locked(db)) == 2
@@ -793,7 +794,7 @@ class TestLongHeldLocks:
         await transaction.start()
         await other.execute("select from graphile_worker._private_jobs for update")
         async with asyncio.timeout(10):
-            await database.unlock_stale(db, SCHEMA)
+            await unlock_stale(db, SCHEMA)
         await transaction.rollback()
         assert [kind for kind, _ in await locked(db)] == ["job"]
 

@@ -392,14 +392,6 @@ async def renew(
         queue.locked_at = queue_locks.get(queue.id, queue.locked_at)
 
 
-async def unlock_stale(connection: Connection, schema: Schema) -> None:
-    """Free what has been locked for more than four hours, whoever locked it."""
-    statements = statements_for(schema, "exchange.sql")
-    async with read_committed(connection):
-        await connection.execute(statements["unlock_stale_jobs"])
-        await connection.execute(statements["unlock_stale_queues"])
-
-
 async def notify(connection: Connection, schema: Schema, channel: str, message: str) -> None:
     """Send a notification."""
     await connection.execute(statements_for(schema, "exchange.sql")["notify"], channel, message)

@@ -179,6 +179,14 @@ async def free(
     return jobs, queues
 
 
+async def unlock_stale(connection: Connection, schema: Schema) -> None:
+    """Free what has been locked for more than four hours, whoever locked it."""
+    statements = statements_for(schema, _FILE)
+    async with read_committed(connection):
+        await connection.execute(statements["unlock_stale_jobs"])
+        await connection.execute(statements["unlock_stale_queues"])
+
+
 def _as_json(connection: Connection, value: object) -> str:
     return json.dumps(value if knows_all_characters(connection) else _in_ascii(value), ensure_ascii=False)
 

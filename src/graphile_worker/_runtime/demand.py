@@ -9,9 +9,8 @@ from graphile_worker._db.exchange import NOTHING, Wish
 if TYPE_CHECKING:
     from graphile_worker._runtime.clock import Clock
     from graphile_worker._runtime.flags import ForbiddenFlags
+    from graphile_worker._runtime.in_hand import InHand
     from graphile_worker._runtime.looks import Looks
-    from graphile_worker._runtime.prefetch import Prefetched
-    from graphile_worker._runtime.slots import Slots
     from graphile_worker._runtime.vitals import Vitals
     from graphile_worker.options import WorkerOptions
 
@@ -22,8 +21,7 @@ class Demand:
     def __init__(
         self,
         options: WorkerOptions,
-        slots: Slots,
-        prefetched: Prefetched,
+        in_hand: InHand,
         flags: ForbiddenFlags,
         looks: Looks,
         clock: Clock,
@@ -31,8 +29,7 @@ class Demand:
     ) -> None:
         self._vitals = vitals
         self._prefetch = options.prefetch
-        self._slots = slots
-        self._prefetched = prefetched
+        self._slots, self._prefetched = in_hand.slots, in_hand.prefetched
         self._flags = flags
         self._looks = looks
         self._clock = clock

@@ -34,7 +34,6 @@ class InHand:
         vitals: Whether they are ours.
         events: Where to tell.
         logger: The same, for people.
-        ended: Called when a job has ended.
     """
 
     def __init__(
@@ -46,14 +45,14 @@ class InHand:
         vitals: Vitals,
         events: Events,
         logger: ScopedLogger,
-        ended: Callable[[], None],
     ) -> None:
         self._pool = pool
         self._options = options
         self._vitals = vitals
         self._events = events
         self._logger = logger
-        self._on_end = ended
+        self.on_end: Callable[[], None] = lambda: None
+        """Called when a job has ended."""
         # Not by their ids: a job that somebody freed while it ran may be claimed a second time.
         self.all: set[Held] = set()
         self.prefetched = Prefetched(events, pool)
@@ -157,7 +156,7 @@ class InHand:
     def _end_run(self, held: Held, outcome: Outcome) -> None:
         self.results.add([self.prefetched.finish(held, outcome)])
         self._start()
-        self._on_end()
+        self.on_end()
 
     def _settle(self, results: Iterable[Result], kind: type[event.JobComplete | event.JobLost]) -> None:
         for result in results:

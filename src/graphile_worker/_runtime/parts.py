@@ -16,6 +16,7 @@ from graphile_worker._runtime.exchanger import Exchanger
 from graphile_worker._runtime.executor import Executor, read_handlers
 from graphile_worker._runtime.flags import ForbiddenFlags
 from graphile_worker._runtime.health import HealthCheck
+from graphile_worker._runtime.in_hand import InHand
 from graphile_worker._runtime.job_log import JobLog
 from graphile_worker._runtime.lifeline import Lifeline
 from graphile_worker._runtime.notifier import Notifier
@@ -78,15 +79,7 @@ class Parts:
         self.worker.on_reconciled = self._lifeline.revive
         self.worker.on_saved = self._leave
         self._sweeping = self._make_sweeping()
-        self.notifier = Notifier(
-            pool=self.pool,
-            listen_on=self._listen_on,
-            session=self.session,
-            on_jobs=self.worker.look,
-            on_migration=on_migration,
-            events=options.events,
-            logger=self.logger,
-        )
+        self.notifier = self._make_notifier(on_migration)
         self._stale_locks = StaleLocks(
             pool=self.pool,
             options=options,
@@ -115,11 +108,19 @@ class Parts:
             now=clock.now,
             warned_apart=options.task_leases,
         )
+        in_hand = InHand(
+            pool=self.pool,
+            options=options,
+            executor=Executor(handlers, surroundings, options.interrupted_delay),
+            vitals=self._vitals,
+            events=options.events,
+            logger=self.logger,
+        )
         return Worker(
             pool=self.pool,
             options=options,
             exchanger=Exchanger(self.session, self.pool.id, handlers),
-            executor=Executor(handlers, surroundings, options.interrupted_delay),
+            in_hand=in_hand,
             vitals=self._vitals,
             flags=self._flags,
             clock=clock,
@@ -138,6 +139,17 @@ class Parts:
             worker=self.worker,
             state=lambda: self.health.read().state,
             may_exit=self._options.exit_if_stuck,
+            logger=self.logger,
+        )
+
+    def _make_notifier(self, on_migration: Callable[[], None]) -> Notifier:
+        return Notifier(
+            pool=self.pool,
+            listen_on=self._listen_on,
+            session=self.session,
+            on_jobs=self.worker.look,
+            on_migration=on_migration,
+            events=self._options.events,
             logger=self.logger,
         )
 

@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 from graphile_worker import events as event
-from graphile_worker._db import exchange as database
+from graphile_worker._db import workers as database
 from graphile_worker._runtime.service import Service
 
 if TYPE_CHECKING:

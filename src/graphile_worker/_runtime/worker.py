@@ -15,7 +15,6 @@ from graphile_worker import events as event
 from graphile_worker._db.exchange import NOTHING, Wish
 from graphile_worker._runtime.demand import Demand
 from graphile_worker._runtime.exchanger import OutageError, UnderWay
-from graphile_worker._runtime.in_hand import InHand
 from graphile_worker._runtime.looks import Looks
 from graphile_worker._runtime.service import Service
 from graphile_worker._runtime.weather import Weather
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
     from graphile_worker._db.exchange import Answer, Held, Reply, Result
     from graphile_worker._runtime.clock import Clock
     from graphile_worker._runtime.exchanger import Exchanger
-    from graphile_worker._runtime.executor import Executor
     from graphile_worker._runtime.flags import ForbiddenFlags
+    from graphile_worker._runtime.in_hand import InHand
     from graphile_worker._runtime.vitals import Vitals
     from graphile_worker.emitter import Events
     from graphile_worker.events import WorkerPool
@@ -49,7 +48,7 @@ class Worker(Service):
         pool: WorkerPool,
         options: WorkerOptions,
         exchanger: Exchanger,
-        executor: Executor,
+        in_hand: InHand,
         vitals: Vitals,
         flags: ForbiddenFlags,
         clock: Clock,
@@ -65,19 +64,10 @@ class Worker(Service):
         self._clock = clock
         self._events = events
         self._looks = Looks(options.poll_interval)
-        self._in_hand = InHand(
-            pool=pool,
-            options=options,
-            executor=executor,
-            vitals=vitals,
-            events=events,
-            logger=logger,
-            ended=self._end_run,
-        )
-        self._slots, self._results = self._in_hand.slots, self._in_hand.results
-        self._demand = Demand(
-            options, self._slots, self._in_hand.prefetched, flags, self._looks, clock, vitals
-        )
+        self._in_hand = in_hand
+        self._in_hand.on_end = self._end_run
+        self._slots, self._results = in_hand.slots, in_hand.results
+        self._demand = Demand(options, in_hand, flags, self._looks, clock, vitals)
         self._sent_ahead: UnderWay | None = None
         self._weather = Weather(logger)
         self._house_kept = monotonic()

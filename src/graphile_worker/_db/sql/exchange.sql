@@ -91,25 +91,5 @@ from (
 where queue.id = ours.id
 returning queue.id, queue.locked_at;
 
--- name: unlock_stale_jobs
--- Graphile Worker's rule: nobody holds a lock for longer than four hours. Jobs before queues, and waiting for nobody.
-with stale as (
-  select id from {schema}._private_jobs
-  where locked_at < now() - interval '4 hours'
-  for update skip locked
-)
-update {schema}._private_jobs as job
-set locked_at = null, locked_by = null, run_at = greatest(job.run_at, now())
-from stale where job.id = stale.id;
-
--- name: unlock_stale_queues
-with stale as (
-  select id from {schema}._private_job_queues
-  where locked_at < now() - interval '4 hours'
-  for update skip locked
-)
-update {schema}._private_job_queues as queue set locked_at = null, locked_by = null
-from stale where queue.id = stale.id;
-
 -- name: notify
 select pg_notify($1, $2);
