@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
 
-@pytest.fixture(scope="session", params=installations(), ids=lambda found: found.name)
+def _by_age() -> list[object]:
+    """The default PostgreSQL and the oldest; those in between take their time in `make test-all`."""
+    default, *others = installations()
+    oldest = min(others, key=lambda found: found.major, default=default)
+    return [
+        pytest.param(found, id=found.name, marks=[] if found in {default, oldest} else pytest.mark.slow)
+        for found in (default, *others)
+    ]
+
+
+@pytest.fixture(scope="session", params=_by_age())
 def installation(request: pytest.FixtureRequest) -> Installation:
     """Every PostgreSQL that is found here: what uses a database is tested on each."""
     found: Installation = request.param

@@ -21,6 +21,7 @@ class Installation:
 
     name: str
     binaries: Path | None = None
+    major: int = 0
 
 
 def from_npm(major: int) -> Path | None:
@@ -43,8 +44,8 @@ def installations() -> list[Installation]:
     for root in others:
         if root is not None and (root / "bin" / "initdb").exists():
             version = Binaries(root).version()
-            name = "pg" + version.partition(".")[0]
-            found.setdefault(version, Installation(name, root))
+            major = version.partition(".")[0]
+            found.setdefault(version, Installation(f"pg{major}", root, int(major)))
     return list(found.values())
 
 
