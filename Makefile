@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all bench bench-scaling chaos check format db-dump clean
+.PHONY: help demo test test-all bench bench-scaling chaos soak check format db-dump clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -28,6 +28,9 @@ bench-scaling: $(STAMP) bench-peers ## Measure how it scales, in 15 minutes; in 
 
 chaos: $(STAMP) peers ## Break everything under working workers, for MINUTES=10, by SEED=...; and audit it
 	$(BIN)/python -m chaos --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
+
+soak: $(STAMP) ## Run a million jobs and see what grows, in 4 minutes; or JOBS=N
+	$(BIN)/python -m benchmarks.soak $(if $(JOBS),--jobs $(JOBS))
 
 check: $(STAMP) ## Format, lint, types, import rules, sizes
 	$(BIN)/ruff format --check

@@ -54,6 +54,12 @@ class Arena:
             await arena.close()
             await gauge.close()
 
+    @asynccontextmanager
+    async def another(self) -> AsyncIterator[Arena]:
+        """Another one on the same server, with databases of its own."""
+        async with Arena.open(self._dsn, limit=self.limit) as arena:
+            yield arena
+
     async def close(self) -> None:
         """End the drivers and drop the databases."""
         for driver in self._drivers.values():

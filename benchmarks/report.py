@@ -107,6 +107,21 @@ def write_markdown(report: Report, folder: Path) -> None:
     _link(folder)
 
 
+def about(report: Report) -> str:
+    """When, where and how it was measured."""
+    machine = report.machine
+    memory = f"{machine.memory / 2**30:.1f} GiB of memory"
+    facts = [
+        f"When: {report.when}, in {duration(report.seconds)}",
+        f"Machine: {machine.processor}, {machine.cores} cores, {memory}, {machine.system}",
+        f"Versions: {', '.join(f'{name} {version}' for name, version in report.versions.items())}",
+    ]
+    text = f"{bullets(facts)}\n```sh\n{report.command}\n```\n"
+    if report.remarks:
+        text += f"\nRemarks:\n\n{bullets(report.remarks)}"
+    return text
+
+
 def _link(folder: Path) -> None:
     """Let the pages name each other, whichever of them was written first."""
     if all((folder / page).exists() for page in _LINKS):
@@ -117,7 +132,7 @@ def _link(folder: Path) -> None:
 
 
 def _measured_page(report: Report, folder: Path) -> str:
-    parts = ["# Benchmarks\n", _about(report), "## How to read it\n", _HOW_TO_READ]
+    parts = ["# Benchmarks\n", about(report), "## How to read it\n", _HOW_TO_READ]
     if (folder / _NOTES).exists():
         parts.append(f"What was tried for speed, and what it gave, is told in [{_NOTES}]({_NOTES}).\n")
     parts += [f"**{line}**\n" for line in _goals_reached(report)]
@@ -134,27 +149,13 @@ def _measured_page(report: Report, folder: Path) -> str:
 
 
 def _scaling_page(report: Report, folder: Path) -> str:
-    parts = ["# How it scales\n", _about(report), "## How to read it\n", _HOW_TO_READ_CURVES]
+    parts = ["# How it scales\n", about(report), "## How to read it\n", _HOW_TO_READ_CURVES]
     for curve in report.curves:
         name = f"scaling-{_slug(curve.name)}.svg"
         _write(folder / name, line_chart(curve))
         parts += [f"## {safe(curve.title)}\n", f"![{safe(curve.title)}]({name})\n"]
         parts += [f"Figures ({safe(curve.y_label)}):\n", markdown(_curve_table(curve))]
     return "\n".join(parts)
-
-
-def _about(report: Report) -> str:
-    machine = report.machine
-    memory = f"{machine.memory / 2**30:.1f} GiB of memory"
-    facts = [
-        f"When: {report.when}, in {duration(report.seconds)}",
-        f"Machine: {machine.processor}, {machine.cores} cores, {memory}, {machine.system}",
-        f"Versions: {', '.join(f'{name} {version}' for name, version in report.versions.items())}",
-    ]
-    text = f"{bullets(facts)}\n```sh\n{report.command}\n```\n"
-    if report.remarks:
-        text += f"\nRemarks:\n\n{bullets(report.remarks)}"
-    return text
 
 
 def _table(measurements: Sequence[Measurement]) -> Table:

@@ -88,7 +88,7 @@ async def _processes(arena: Arena, quick: bool) -> list[Curve]:
 async def _old_transaction(arena: Arena, quick: bool) -> list[Curve]:
     jobs = 20_000 if quick else 200_000
     lines = {"nothing else": await _course(arena, jobs)}
-    async with _transaction(arena.dsn(_OURS[0])):
+    async with open_transaction(arena.dsn(_OURS[0])):
         lines["beside an old transaction"] = await _course(arena, jobs)
     title = "Throughput beside a transaction that stays open"
     return [Curve("old-transaction", title, "jobs done", _RATE, _lines(lines), log_x=False)]
@@ -120,7 +120,7 @@ async def _course(arena: Arena, jobs: int) -> list[Point]:
 
 
 @asynccontextmanager
-async def _transaction(dsn: str) -> AsyncIterator[None]:
+async def open_transaction(dsn: str) -> AsyncIterator[None]:
     """A transaction that sees the database as it is now, and so keeps all that is deleted from going."""
     connection = await asyncpg.connect(dsn)
     try:

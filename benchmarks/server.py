@@ -19,7 +19,7 @@ from graphile_worker.embedded import EmbeddedPostgres
 from graphile_worker.testing import running_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from datetime import datetime
 
 _DEBIAN = Path("/usr/lib/postgresql")
@@ -52,6 +52,13 @@ def server(*, durable: bool = False) -> Iterator[str]:
         with running_server(parameters=parameters, binaries=binaries) as dsn:
             yield dsn
         return
+    with durable_server(parameters, binaries) as dsn:
+        yield dsn
+
+
+@contextmanager
+def durable_server(parameters: Mapping[str, str], binaries: Path | None) -> Iterator[str]:
+    """The connection string of a server on disk that has these settings, and else those of `initdb`."""
     folder = _DISK / f"graphile-worker-{secrets.token_hex(8)}"
     with EmbeddedPostgres(folder, parameters=parameters, binaries=binaries, remove=True) as embedded:
         yield embedded.dsn()
