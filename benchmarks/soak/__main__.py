@@ -34,9 +34,7 @@ _PUBLISHED = ROOT / "docs" / "benchmarks"
 _JOBS = 1_000_000
 _FIRST = next(iter(SCENARIOS))
 _INTERVAL = 2.0
-_SHARED = (
-    "The machine is shared with other work: rates and latencies of one scenario beside another mean little."
-)
+_SHARED = "The machine is shared with other work, so small differences between scenarios mean nothing."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
