@@ -12,6 +12,7 @@ import msgspec
 from graphile_worker._db import queries
 from graphile_worker._db import workers as worker_queries
 from graphile_worker._db.cleanup import delete_permafailed_jobs, delete_unused
+from graphile_worker.durations import seconds
 from graphile_worker.errors import ConfigurationError, InvalidJobError
 from graphile_worker.job import (
     MOST_JOB_KEY,
@@ -22,14 +23,15 @@ from graphile_worker.job import (
     check_integer,
     check_text,
 )
-from graphile_worker.recovery import Sweeper
+from graphile_worker.recovery import Policy, Sweeper
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from graphile_worker._db.connect import Connection
     from graphile_worker._db.session import Session
-    from graphile_worker.liveness import Recovered, WorkerInfo
+    from graphile_worker.durations import Duration
+    from graphile_worker.liveness import OnRecovery, Recovered, WorkerInfo
 
 _LOOK = 0.25
 _LONGEST_TEXT = 10_000_000
@@ -155,25 +157,48 @@ class Administration:
             lambda on: queries.force_unlock_workers(on, self._session.schema, ids), connection
         )
 
-    async def workers(self, *, connection: Connection | None = None) -> list[WorkerInfo]:
-        """All workers that are known, and how many jobs and queues each holds: one pass over the jobs.
+    async def workers(
+        self, *, and_locks: bool = True, connection: Connection | None = None
+    ) -> list[WorkerInfo]:
+        """All workers that are known.
 
         Workers of ours and of the Rust port say by heartbeats that they live. Node's do not, and are known
         only by what they hold.
+
+        Args:
+            and_locks: Whether to count what each holds, with one pass over the jobs.
+            connection: A connection of the caller's.
         """
         schema = self._session.schema
-        return await self._session.call(lambda on: worker_queries.list_workers(on, schema), connection)
+        return await self._session.call(
+            lambda on: worker_queries.list_workers(on, schema, and_locks=and_locks), connection
+        )
 
-    async def sweep(self, *, dry_run: bool = False) -> list[Recovered]:
+    async def sweep(
+        self,
+        *,
+        recovery_delay: Duration = 0.0,
+        refund_attempt_on_recovery: bool = False,
+        on_recovery: OnRecovery | None = None,
+        dry_run: bool = False,
+    ) -> list[Recovered]:
         """Free what dead workers hold, as running workers do all the time. Returns what was freed.
 
         Only workers that send heartbeats of ours can be seen to be dead, and that takes as long as their
-        lease says: 8 or 38 seconds by default. If all were heard from lately it takes a moment.
+        lease says: 8 or 38 seconds by default. If all live it takes until each was heard from, 3 seconds.
 
         Args:
+            recovery_delay: As for `run`, and so the next two.
+            refund_attempt_on_recovery: Whether jobs get their attempt back.
+            on_recovery: Decides what becomes of a job.
             dry_run: Free nothing, and return what would be.
         """
-        sweeper = Sweeper(session=self._session, name="sweep", dry_run=dry_run)
+        policy = Policy(
+            delay=seconds("recovery_delay", recovery_delay),
+            refund=refund_attempt_on_recovery,
+            on_recovery=on_recovery,
+        )
+        sweeper = Sweeper(session=self._session, name="sweep", policy=policy, dry_run=dry_run)
         found = {one.worker.id: one for one in await sweeper.look(all_dead=True)}
         while sweeper.undecided - found.keys():
             await asyncio.sleep(_LOOK)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 
@@ -67,7 +67,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     silence: float | None = None
     """Seconds since then, by the database's clock."""
     state: str | None = None
-    """What it last said of itself: see `Health`."""
+    """What it last said of itself: see `Health`; or ``silent``, or ``dead``."""
     died_at: datetime | None = None
     """When it was declared dead, if it was."""
     lease: Mapping[str, Any] | None = None
@@ -79,9 +79,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lives(self) -> bool:
-        """Whether it is one of ours, and nothing speaks against it; dead for sure is only who `died_at`."""
-        seconds = (self.lease or {}).get("seconds")
-        return self.died_at is None and seconds is not None and (self.silence or 0.0) < seconds
+        """Whether it is one of ours, and was heard from lately."""
+        return self.lease is not None and self.state not in {"silent", "dead"}
 
     @property
     def name(self) -> str:
@@ -92,9 +91,13 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Recovery(msgspec.Struct, frozen=True):
     """What is to become of a job whose worker died. Made by its class methods."""
 
-    action: str = "default"
+    action: Literal["default", "reschedule", "fail", "leave"] = "default"
     delay: float | None = None
     reason: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.action not in {"default", "reschedule", "fail", "leave"}:
+            raise ConfigurationError(f"There is no recovery {self.action!r}.")
 
     @classmethod
     def default(cls) -> Self:
@@ -132,7 +135,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     state: str
     """``starting``, ``ready``, ``unreachable`` (no database), ``fenced`` (it had to give up its jobs),
-    ``blocked`` (a task blocks the event loop), ``stopping`` or ``stopped``."""
+    ``blocked`` (a task blocks the event loop), ``unsure`` (forbidden_flags fails), ``stopping`` or
+    ``stopped``."""
     live: bool
     """False if it will not get better by itself."""
     ready: bool
@@ -156,7 +160,7 @@ def parse_address(address: str | int) -> tuple[str | None, int]:
     (('127.0.0.1', 8080), ('0.0.0.0', 80), (None, 80))
     """
     match = None if isinstance(address, bool) else _ADDRESS.fullmatch(str(address))
-    if match is None or int(match["port"]) > 65535:  # noqa: PLR2004 - the highest port
+    if match is None or not 0 < int(match["port"]) <= 65535:  # noqa: PLR2004 - the highest port
         raise ConfigurationError(f"health is {address!r}; it must be a port, or host:port.")
     host = "127.0.0.1" if match["host"] is None else match["host"].strip("[]")
     return host or None, int(match["port"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,7 +13,7 @@ from graphile_worker.errors import ConfigurationError
 from graphile_worker.liveness import Lease
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable
     from typing import TypeAlias
 
     import asyncpg
@@ -47,6 +48,8 @@ _SWITCHES = (
 )
 _COUNTS = {"concurrency": 1, "prefetch": 0}
 _MOST = 100_000
+_LONGEST_LEASE = 10_800.0
+"""Graphile Worker takes what was locked for four hours from anybody, and we lock anew every hour."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +96,11 @@ class WorkerOptions:
         for name, allowed in _DURATIONS.items():
             if name in given:
                 given[name] = seconds(name, given[name], allowed)
+        leases = given.get("task_leases") or {}
+        if not isinstance(leases, Mapping):
+            raise ConfigurationError(f"task_leases is {leases!r}; it must be a mapping of tasks to seconds.")
         given["task_leases"] = {
-            task: seconds(f"task_leases[{task!r}]", value)
-            for task, value in dict(given.get("task_leases") or {}).items()
+            task: seconds(f"task_leases[{task!r}]", value) for task, value in leases.items()
         }
         if given.get("events") is None:
             given["events"] = Events()
@@ -132,6 +137,8 @@ class WorkerOptions:
             raise ConfigurationError(f"on_recovery is {self.on_recovery!r}, which is no function.")
 
     def _check_leases(self) -> None:
+        if self.lease > _LONGEST_LEASE:
+            raise ConfigurationError(f"lease is {self.lease:g} s; it must be at most {_LONGEST_LEASE:g} s.")
         if not 2 * self.heartbeat_interval <= self.fast_lease <= self.lease / 2:
             raise ConfigurationError(
                 f"heartbeat_interval is {self.heartbeat_interval:g} s, fast_lease {self.fast_lease:g} s, and "
@@ -139,10 +146,10 @@ class WorkerOptions:
                 "only slow would be taken for dead."
             )
         for task, value in self.task_leases.items():
-            if value < self.lease:
+            if not self.lease <= value <= _LONGEST_LEASE:
                 raise ConfigurationError(
-                    f"The lease of the task {task!r} is {value:g} s, shorter than that of all, "
-                    f"{self.lease:g} s."
+                    f"The lease of the task {task!r} is {value:g} s; it must be from {self.lease:g} s, the "
+                    f"lease of all tasks, to {_LONGEST_LEASE:g} s."
                 )
 
     @property

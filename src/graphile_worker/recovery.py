@@ -7,12 +7,13 @@ step or failover. And so whoever was away for a while begins to observe anew.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from graphile_worker._db import workers as database
 from graphile_worker._db.workers import Suspect
@@ -20,16 +21,22 @@ from graphile_worker.liveness import Recovered, Recovery
 from graphile_worker.outcome import storable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
+    from graphile_worker._db.connect import Connection
     from graphile_worker._db.session import Session
     from graphile_worker._db.workers import Beat, HeldQueue
     from graphile_worker.job import Job
     from graphile_worker.liveness import OnRecovery, WorkerInfo
 
+T = TypeVar("T")
+_LONGEST_INTERVAL = 2.0
+_LOOKS_PER_LEASE = 4
 _LONGEST_GAP = 5.0
 _GAP_PER_LEASE = 5 / 8
+_HOOK_PATIENCE = 30.0
+_MOST_HOOKS = 20
 DIED = "The worker that ran this job died: "
 """How `last_error` begins then."""
 
@@ -50,6 +57,8 @@ class _Seen:
     beat: str
     since: float
     lost_since: float | None = None
+    heard: bool = False
+    """Whether it said anything while we watched."""
 
 
 class Observation:
@@ -71,7 +80,8 @@ class Observation:
             was_away = gap > min(_LONGEST_GAP, (beat.fast or beat.seconds) * _GAP_PER_LEASE)
             if known is None or known.beat != beat.beat or was_away:
                 # As of the latest moment at which it may have been written.
-                known = _Seen(beat.beat, received)
+                heard = known is not None and (known.heard or known.beat != beat.beat)
+                known = _Seen(beat.beat, received, heard=heard)
             if not beat.same_epoch or beat.fast is None:
                 known.lost_since = None
             self._seen[beat.id] = known
@@ -97,6 +107,14 @@ class Observation:
             for beat in beats
             if not beat.dead and beat.id != self._own_id and self._seen[beat.id].since < sent
         ]
+
+    def unheard(self, beats: Iterable[Beat]) -> set[str]:
+        """Those that live as far as anybody knows, and said nothing while we watched."""
+        return {
+            beat.id
+            for beat in beats
+            if not beat.dead and beat.id != self._own_id and not self._seen[beat.id].heard
+        }
 
     def suspects(self, beats: Iterable[Beat], now: float) -> list[Suspect]:
         """Those whose lease is over."""
@@ -145,23 +163,27 @@ class Sweeper:
         self._beats: list[Beat] = []
 
     @property
-    def suspicious(self) -> bool:
-        """Whether somebody is silent for longer than between two beats: worth another look soon."""
+    def interval(self) -> float:
+        """Seconds until the next look: soon, if somebody is silent for longer than between two beats.
+
+        Never so long that we would take ourselves for having been away.
+        """
         now = self.clock()
-        return any(
+        shortest = min((beat.fast or beat.seconds for beat in self._beats), default=math.inf)
+        suspicious = any(
             self._observation.silence(beat.id, now) > beat.seconds / 8
             for beat in self._observation.silent(self._beats, now)
         )
+        return min(_LONGEST_INTERVAL, shortest / _LOOKS_PER_LEASE) * (0.25 if suspicious else 1.0)
 
     @property
     def undecided(self) -> set[str]:
-        """Those who were not heard from lately, said nothing while we watched, and are not declared dead."""
-        silent = self._observation.silent(self._beats, self.clock())
-        return {beat.id for beat in silent if beat.age > beat.seconds / 5}
+        """Those who said nothing while we watched, and are not declared dead."""
+        return self._observation.unheard(self._beats)
 
     async def look(self, *, all_dead: bool = False) -> list[Recovered]:
         """Look, and do what there is to do. Of workers dead for a while all are swept, or those due."""
-        schema, call = self.session.schema, self.session.call
+        schema, call = self.session.schema, self._call
         sent = self.clock()
         self._beats = await call(lambda on: database.read_beats(on, schema))
         self._observation.note(self.clock(), self._beats)
@@ -177,8 +199,10 @@ class Sweeper:
         if self.dry_run:
             taken = [*dead, *(suspect.id for suspect in suspects)]
         else:
+            # Until we have asked the hook, others need not.
+            busy = 0.0 if self.policy.on_recovery is None else _HOOK_PATIENCE
             taken = await call(
-                lambda on: database.take_dead(on, schema, suspects, self.name, all_dead=all_dead)
+                lambda on: database.take_dead(on, schema, suspects, self.name, all_dead=all_dead, busy=busy)
             )
         return await self._sweep(taken, {suspect.id for suspect in suspects}) if taken else []
 
@@ -200,8 +224,12 @@ class Sweeper:
         ]
         return [one for one in recovered if one.jobs or one.queues or one.worker.id in news]
 
+    async def _call(self, operation: Callable[[Connection], Awaitable[T]]) -> T:
+        """Not repeated if it fails: we look again anyway."""
+        return await self.session.call(operation, attempts=1)
+
     async def _find(self, dead: Sequence[str]) -> _Found:
-        schema, call = self.session.schema, self.session.call
+        schema, call = self.session.schema, self._call
         workers = {
             worker.id: worker for worker in await call(lambda on: database.read_workers(on, schema, dead))
         }
@@ -220,14 +248,20 @@ class Sweeper:
         return {job.id for job in found.jobs}, {queue.id for queue in found.queues}
 
     async def _free(self, found: _Found) -> tuple[set[int], set[int]]:
-        changes = []
-        for job in found.jobs:
+        some = asyncio.Semaphore(_MOST_HOOKS)
+
+        async def decide(job: Job) -> dict[str, object] | None:
             worker = found.workers[job.locked_by or ""]
-            decision = await self._decide(job, worker)
-            if decision.action != "leave":
-                changes.append(self._change(job, worker, decision, found.silences[worker.id]))
+            async with some:
+                decision = await self._decide(job, worker)
+            if decision.action == "leave":
+                return None
+            return self._change(job, worker, decision, found.silences[worker.id])
+
+        decided = await asyncio.gather(*(decide(job) for job in found.jobs))
+        changes = [change for change in decided if change is not None]
         schema = self.session.schema
-        return await self.session.call(lambda on: database.free(on, schema, list(found.workers), changes))
+        return await self._call(lambda on: database.free(on, schema, list(found.workers), changes))
 
     async def _decide(self, job: Job, worker: WorkerInfo) -> Recovery:
         """Outside of any transaction: it is the user's code, and may take long."""
@@ -237,8 +271,9 @@ class Sweeper:
         decision = None
         if self.policy.on_recovery is not None:
             try:
-                answer = self.policy.on_recovery(job, worker)
-                decision = await answer if inspect.isawaitable(answer) else answer
+                async with asyncio.timeout(_HOOK_PATIENCE):
+                    answer = self.policy.on_recovery(job, worker)
+                    decision = await answer if inspect.isawaitable(answer) else answer
                 if not isinstance(decision, Recovery | None):
                     raise TypeError(f"on_recovery returned {decision!r}, which is no Recovery")  # noqa: TRY301
             except Exception:

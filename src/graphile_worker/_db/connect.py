@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from time import monotonic
@@ -14,6 +13,7 @@ from asyncpg.pool import PoolConnectionProxy
 
 from graphile_worker._db.dsn import EMBEDDED, Target, find_dsn, parse_dsn
 from graphile_worker._db.failures import connecting
+from graphile_worker._db.keepalive import keep_alive
 from graphile_worker._db.retryable import retrying
 from graphile_worker.errors import ConfigurationError, GraphileWorkerError
 
@@ -115,6 +115,8 @@ class Pool:
         self._given = pool
         self._max_size = max_size
         self.prepared_statements = prepared_statements
+        self.has_one_host = False
+        """Whether a refusal can only come from one server; known once there is a `dialler`."""
         self._slots = asyncio.Semaphore(max_size)
         self._idle: list[_Idle] = []
         self._ending: set[asyncio.Task[None]] = set()
@@ -190,12 +192,16 @@ class Pool:
         """
         self._check_usable()
         if self._given is None:
+            self.has_one_host = not (await self._open()).several_hosts
             return partial(asyncpg.connect, **await self._arguments())
         pool = self._given
         # The driver does not tell in public how its pool connects.
         known: dict[str, Any] = {
             name: getattr(pool, f"_{name}")
-            for name in ("connect", "connect_args", "connect_kwargs", "connection_class", "record_class")
+            for name in (
+                *("connect", "connect_args", "connect_kwargs", "connection_class", "record_class"),
+                *("init", "setup"),
+            )
         }
 
         async def dial() -> asyncpg.Connection:
@@ -206,6 +212,13 @@ class Pool:
                 record_class=known["record_class"],
                 **known["connect_kwargs"],
             )
+            try:
+                for prepare in (known["init"], known["setup"]):
+                    if prepare is not None:
+                        await prepare(connection)
+            except BaseException:
+                connection.terminate()
+                raise
             return connection
 
         return dial
@@ -333,24 +346,6 @@ def _share_of(pool: asyncpg.Pool, dedicated: int) -> int:
             f"them for itself, and its tasks need one: give it at least {dedicated + 1}."
         )
     return share
-
-
-def keep_alive(connection: asyncpg.Connection) -> None:
-    """Let the system notice within half a minute that the other end is gone; by default it takes hours."""
-    # The driver has no setting for it.
-    transport = getattr(connection, "_transport", None)
-    sock = transport.get_extra_info("socket") if transport is not None else None
-    if sock is None or sock.family == getattr(socket, "AF_UNIX", None):
-        return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", 10),
-        ("TCP_KEEPINTVL", 5),
-        ("TCP_KEEPCNT", 4),
-        ("TCP_USER_TIMEOUT", 30_000),
-    ):
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 @asynccontextmanager

@@ -34,6 +34,11 @@ class Target:
     arguments: dict[str, Any] = field(repr=False)
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
+    @property
+    def several_hosts(self) -> bool:
+        """Whether there is more than one server to try."""
+        return "," in self.description.partition(", database ")[0]
+
 
 def find_dsn(dsn: str | None) -> str:
     """The connection string given, or else what the environment says.

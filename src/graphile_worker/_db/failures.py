@@ -166,7 +166,8 @@ def server_is_down(error: BaseException, *, is_direct: bool) -> bool:
     """
     match error:
         case asyncpg.CannotConnectNowError():
-            return True
+            # Not if it is shutting down, for then sessions that are there may go on; nor in another language.
+            return "starting up" in str(error) or "recovery mode" in str(error)
         case _ if not is_direct:
             return False
         case ConnectionRefusedError() | FileNotFoundError():

@@ -29,7 +29,11 @@ class Session:
         self.logger = logger
 
     async def call(
-        self, operation: Callable[[Connection], Awaitable[T]], connection: Connection | None = None
+        self,
+        operation: Callable[[Connection], Awaitable[T]],
+        connection: Connection | None = None,
+        *,
+        attempts: int = _ATTEMPTS,
     ) -> T:
         """The result of an operation that is one statement, or one transaction.
 
@@ -44,7 +48,7 @@ class Session:
         check_connection(connection)
         if connection is None:
             with translated(self.schema):
-                return await retrying(once, attempts=_ATTEMPTS, logger=self.logger)
+                return await retrying(once, attempts=attempts, logger=self.logger)
         with translated(self.schema):
             return await operation(connection)
 

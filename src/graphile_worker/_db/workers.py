@@ -87,6 +87,14 @@ async def hold_session(connection: Connection, schema: Schema, worker_id: str) -
     await connection.execute(statements_for(schema, _FILE)["hold_session"], worker_id)
 
 
+async def limit_waits(
+    connection: Connection, schema: Schema, seconds: float, *, in_transaction: bool = False
+) -> None:
+    """Let statements fail that wait for a lock for so long; in this session, or in this transaction."""
+    statement = statements_for(schema, _FILE)["do_not_wait_long"]
+    await connection.execute(statement, str(round(seconds * 1000)), in_transaction)
+
+
 async def register(
     connection: Connection, schema: Schema, worker_id: str, metadata: Mapping[str, object]
 ) -> None:
@@ -120,33 +128,46 @@ async def find_lost_sessions(
 
 
 async def take_dead(
-    connection: Connection, schema: Schema, suspects: Sequence[Suspect], sweeper: str, *, all_dead: bool
+    connection: Connection,
+    schema: Schema,
+    suspects: Sequence[Suspect],
+    sweeper: str,
+    *,
+    all_dead: bool,
+    busy: float = 0.0,
 ) -> list[str]:
-    """Declare these dead, and return all whose jobs are to be freed now; none if somebody else is at it."""
+    """Declare these dead, and return all whose jobs are to be freed now; none if somebody else is at it.
+
+    For `busy` seconds, and some more, nobody else is to sweep them.
+    """
     statements = statements_for(schema, _FILE)
     async with read_committed(connection):
+        await connection.execute(statements["do_not_dawdle"])
         if not await connection.fetchval(statements["become_sweeper"], schema.name):
             return []
         # First, so that those we declare dead now are not among them.
-        taken = [row["id"] for row in await connection.fetch(statements["take_dead"], all_dead)]
+        taken = [row["id"] for row in await connection.fetch(statements["take_dead"], all_dead, busy)]
         if suspects:
             ids, beats, silences = zip(*suspects, strict=True)
-            declared = await connection.fetch(statements["declare_dead"], ids, beats, silences, sweeper)
+            declared = await connection.fetch(statements["declare_dead"], ids, beats, silences, sweeper, busy)
             taken += [row["id"] for row in declared]
     return taken
 
 
 async def read_workers(connection: Connection, schema: Schema, worker_ids: Sequence[str]) -> list[WorkerInfo]:
     """What is known of these."""
-    rows = await connection.fetch(statements_for(schema, _FILE)["read_dead"], worker_ids)
+    rows = await connection.fetch(statements_for(schema, _FILE)["read_workers"], worker_ids)
     return [_read_worker(row) for row in rows]
 
 
-async def list_workers(connection: Connection, schema: Schema) -> list[WorkerInfo]:
-    """All workers, and what they hold."""
-    return [
-        _read_worker(row) for row in await connection.fetch(statements_for(schema, _FILE)["list_workers"])
-    ]
+async def list_workers(connection: Connection, schema: Schema, *, and_locks: bool) -> list[WorkerInfo]:
+    """All workers, and what they hold; or only those with a row, which need no pass over the jobs."""
+    statements = statements_for(schema, _FILE)
+    if and_locks:
+        rows = await connection.fetch(statements["list_workers"])
+    else:
+        rows = await connection.fetch(statements["read_workers"], None)
+    return [_read_worker(row) for row in rows]
 
 
 async def read_held(
@@ -165,6 +186,7 @@ async def free(
     """Free these jobs, and queues that have no locked job then; returns the ids of both."""
     statements = statements_for(schema, _FILE)
     async with read_committed(connection):
+        await connection.execute(statements["do_not_dawdle"])
         dead = {row["id"] for row in await connection.fetch(statements["lock_dead"], worker_ids)}
         ours = _as_json(connection, [change for change in changes if change["locked_by"] in dead])
         # Jobs before queues, as everybody does who locks both.
@@ -222,6 +244,12 @@ def _read_worker(row: asyncpg.Record) -> WorkerInfo:
     except (ValueError, RecursionError):
         found = {}
     known: Mapping[str, Any] = found if isinstance(found, dict) else {}
+    lease = known.get("lease") if isinstance(known.get("lease"), dict) else None
+    died_at, state = _moment(known.get("died_at")), known.get("state")
+    if died_at is not None:
+        state = "dead"
+    elif lease is not None and (row["silence"] or 0.0) > (lease.get("fast") or lease.get("seconds") or 0.0):
+        state = "silent"
     language = known.get("language") or ("node" if row["id"].startswith(("pool-", "worker-")) else None)
     if language is None and known.keys() == {"pid"}:
         language = "rust"
@@ -236,9 +264,9 @@ def _read_worker(row: asyncpg.Record) -> WorkerInfo:
         started_at=row["started_at"],
         last_heartbeat_at=row["last_heartbeat_at"],
         silence=row["silence"],
-        state=known.get("state"),
-        died_at=_moment(known.get("died_at")),
-        lease=known.get("lease"),
+        state=state,
+        died_at=died_at,
+        lease=lease,
         jobs=row["jobs"],
         queues=row["queues"],
     )

@@ -6,12 +6,14 @@ A task that blocks the event loop must not make its worker look dead.
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from graphile_worker._db import workers as database
-from graphile_worker._db.connect import end, keep_alive
-from graphile_worker._db.failures import server_is_down
+from graphile_worker._db.connect import end
+from graphile_worker._db.failures import Trouble, server_is_down, trouble_of
+from graphile_worker._db.keepalive import keep_alive
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from graphile_worker._db.connect import Connection
     from graphile_worker._db.sql import Schema
     from graphile_worker._runtime.vitals import Vitals
-    from graphile_worker.logs import ScopedLogger
 
     Dial = Callable[[], Awaitable[asyncpg.Connection]]
 
@@ -39,6 +40,7 @@ class Heartbeat:
     Args:
         dial: Opens a connection.
         in_transactions: Whether a pooler may hand each transaction to another session.
+        one_host: Whether a refusal can only come from one server.
         schema: Where to say it.
         worker_id: Who lives.
         metadata: What others may want to know of the worker.
@@ -47,7 +49,7 @@ class Heartbeat:
         on_death: Others have declared the worker dead. It says nothing more until `revive`.
         on_beat: It is recorded that the worker lives.
         on_loss: The connection is lost: the work may have to be given up earlier.
-        logger: Where to say that it cannot be said.
+        say: Logs, given a level and a message; not here, where nothing may block.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Heartbeat:
         *,
         dial: Dial,
         in_transactions: bool,
+        one_host: bool,
         schema: Schema,
         worker_id: str,
         metadata: Mapping[str, object],
@@ -63,12 +66,13 @@ class Heartbeat:
         on_death: Callable[[], None],
         on_beat: Callable[[], None],
         on_loss: Callable[[], None],
-        logger: ScopedLogger,
+        say: Callable[..., None],
     ) -> None:
         assert vitals.lease is not None  # noqa: S101 - for the type checker
         self._lease = vitals.lease
         self._dial = dial
         self._in_transactions = in_transactions
+        self._one_host = one_host
         self._schema = schema
         self._worker_id = worker_id
         self._metadata: dict[str, Any] = dict(metadata)
@@ -78,7 +82,7 @@ class Heartbeat:
         self._on_death = on_death
         self._on_beat = on_beat
         self._on_loss = on_loss
-        self._logger = logger
+        self._say = say
         # A beat that is not answered for so long may be on a connection that leads nowhere: try another.
         self._patience = min(5.0, self._lease.interval)
         self._is_direct = False
@@ -134,6 +138,8 @@ class Heartbeat:
     async def _beat_once(self) -> None:
         connection = self._connection
         if connection is None:
+            if len(self._unanswered) >= _MOST_UNANSWERED:  # another one would hang as well
+                raise TimeoutError("no answer")
             async with asyncio.timeout(max(self._patience, self._lease.fast - self._lease.interval)):
                 connection = await self._connect()
         # Not cancelled if it takes long: that would cost us the session, which others can see.
@@ -151,16 +157,14 @@ class Heartbeat:
             beating.result()
             return
         self._connection = None
-        if len(self._unanswered) < _MOST_UNANSWERED:
-            self._unanswered[connection] = beating
-            beating.add_done_callback(lambda task: self._answered(connection, task))
-        else:
-            connection.terminate()
+        self._unanswered[connection] = beating
+        beating.add_done_callback(lambda task: self._answered(connection, task))
         raise TimeoutError(f"no answer within {self._patience:g} s")
 
     def _answered(self, connection: asyncpg.Connection, beating: asyncio.Task[None]) -> None:
         self._unanswered.pop(connection, None)
-        if beating.cancelled() or beating.exception() is not None:
+        error = None if beating.cancelled() else beating.exception()
+        if beating.cancelled() or (error is not None and trouble_of(error) is Trouble.LOST):
             connection.terminate()
             if self._connection is connection:
                 self._connection = None
@@ -179,13 +183,15 @@ class Heartbeat:
                 met = await database.meet(connection, self._schema)
                 if met.is_session:
                     await database.hold_session(connection, self._schema, self._worker_id)
+                if not self._in_transactions:
+                    await database.limit_waits(connection, self._schema, self._patience)
         except BaseException:
             connection.terminate()
             raise
         if self._connection is not None:  # one that was not answered was, meanwhile
             self._connection.terminate()
         self._connection = connection
-        self._is_direct = met.is_direct
+        self._is_direct = met.is_direct and self._one_host
         self._metadata["lease"] = {
             "seconds": self._lease.seconds,
             "fast": self._lease.fast if met.is_session else None,
@@ -203,6 +209,8 @@ class Heartbeat:
             changes["state"] = state
         sent = vitals.clock()
         async with self._statement_on(connection):
+            if self._in_transactions:
+                await database.limit_waits(connection, self._schema, self._patience, in_transaction=True)
             if not self._registered:
                 await database.register(
                     connection, self._schema, self._worker_id, {**self._metadata, **changes}
@@ -214,6 +222,8 @@ class Heartbeat:
                 vitals.dead = True
                 self._on_death()
                 return
+        if vitals.dead:  # an answer that comes too late
+            return
         self._said.update(changes)
         vitals.confirm(sent)
         vitals.says_sessions = self._said["lease"]["fast"] is not None
@@ -222,7 +232,7 @@ class Heartbeat:
         self._pause = _FIRST_PAUSE
         if self._complained:
             self._complained = False
-            self._logger.info("The heartbeat is recorded again")
+            self._say(logging.INFO, "The heartbeat is recorded again")
         self._on_beat()
 
     def _drop_unanswered(self, but: asyncpg.Connection | None = None) -> None:
@@ -249,7 +259,8 @@ class Heartbeat:
         self._on_loss()
         if not self._complained:
             self._complained = True
-            self._logger.warning("The heartbeat cannot be recorded: %s", str(error) or type(error).__name__)
+            why = str(error) or type(error).__name__
+            self._say(logging.WARNING, "The heartbeat cannot be recorded: %s", why)
 
     def _on_termination(self, connection: object) -> None:
         if connection is self._connection:

@@ -108,18 +108,33 @@ class InHand:
         if not self.fenced:
             self.fenced = True
             silence = self._vitals.clock() - (self._vitals.confirmed or 0.0)
-            why = "others declared this worker dead" if self._vitals.dead else "no heartbeat is recorded"
-            self._logger.error("Jobs are given up, for others may run them: %s (%.1f s)", why, silence)
+            self._say_fenced(silence)
             self._events.emit(event.PoolFenced(worker_pool=self._pool, silence=silence))
         self.results.add(self.prefetched.give_back("RELEASED"))
         self.slots.fence(self._vitals.may_work)
 
-    def unfence(self) -> None:
-        """They may not, or not any more."""
+    def _say_fenced(self, silence: float) -> None:
+        why = (
+            f"Others declared this worker dead, after {silence:.0f} s without a heartbeat"
+            if self._vitals.dead
+            else f"For {silence:.1f} s no heartbeat was recorded, so others may take this worker for dead"
+        )
+        given_up = [
+            str(held.job.id)
+            for held in self.slots.running
+            if not self._vitals.may_work(held.job.task_identifier)
+        ]
+        if given_up:
+            self._logger.error("%s. Giving up the jobs that it runs: %s", why, ", ".join(given_up))
+        else:
+            self._logger.warning("%s. It runs no job that it has to give up, and claims none for now", why)
+
+    def unfence(self, *, forgive: bool) -> None:
+        """They may not, or not any more; whether what could not be stopped was never taken."""
         self.fenced = False
         if not self._released:
-            self.slots.unfence()
-        self._logger.info("The heartbeat is recorded, and jobs are ours again")
+            self.slots.unfence(forgive=forgive)
+        self._logger.info("The heartbeat is recorded: claiming jobs again")
         self._events.emit(event.PoolUnfenced(worker_pool=self._pool))
 
     @property

@@ -36,11 +36,11 @@ class JobLog:
         events.on(event.JobLost, self._lost)
         self._events = events
 
-    def connected(self, tasks: Iterable[str]) -> None:
+    def connected(self, worker_id: str, tasks: Iterable[str]) -> None:
         """The worker begins."""
         if not self._silent:
             self._logger.scope(label="worker").info(
-                "Worker connected, and looking for jobs of: %s", ", ".join(tasks)
+                "Worker %s connected, and looking for jobs of: %s", worker_id, ", ".join(tasks)
             )
 
     def close(self) -> None:

@@ -6,7 +6,9 @@ import asyncio
 import logging
 import os
 import platform
+import threading
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,7 @@ _ATTEMPTS = 4
 _LONGEST_NAP = 1.0
 _STEP = 0.1
 _CLEANING_UP = 1.0
+_GOODBYE = 0.5
 _MOST_OF_TASKS = 1000
 
 
@@ -84,6 +87,8 @@ class Lifeline:
         self._heartbeat: Heartbeat | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._woken = asyncio.Event()
+        self._over_since: float | None = None
+        """When it was noticed that the lease is over; None if nothing of that time is left."""
         self._orphaned: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
@@ -93,6 +98,7 @@ class Lifeline:
         self._heartbeat = heartbeat = Heartbeat(
             dial=await self._beat_on.dialler(),
             in_transactions=not self._beat_on.prepared_statements,
+            one_host=self._beat_on.has_one_host,
             schema=self._schema,
             worker_id=self._pool.id,
             metadata=self._metadata,
@@ -101,7 +107,7 @@ class Lifeline:
             on_death=lambda: self._tell(self._worker.mourn),
             on_beat=lambda: self._tell(self._worker.unfence),
             on_loss=self._woken.set,
-            logger=self._logger,
+            say=lambda *words: self._tell(partial(self._logger.log, *words)),
         )
         with translated(self._schema):
             await retrying(lambda: self._sidecar.run(heartbeat.begin()), attempts=_ATTEMPTS)
@@ -130,48 +136,68 @@ class Lifeline:
         await asyncio.gather(*tasks, return_exceptions=True)
         await heartbeat.end(deregister=deregister)
 
-    def _tell(self, what: Callable[[], None]) -> None:
+    def _tell(self, what: Callable[[], object]) -> None:
         try:
             self._loop.call_soon_threadsafe(what)
         except RuntimeError:
             # The event loop was closed, and nobody stopped us: a worker without one does not live.
             if self._orphaned is None and self._heartbeat is not None:
-                end = self._end(self._heartbeat, deregister=not self._worker.in_hand)
-                self._orphaned = asyncio.ensure_future(end)
+                self._orphaned = asyncio.ensure_future(self._leave(self._heartbeat))
+
+    async def _leave(self, heartbeat: Heartbeat) -> None:
+        await self._end(heartbeat, deregister=self._worker.leaves_nothing)
+        self._sidecar.end()
 
     async def _watch(self) -> None:
         """On the sidecar, because the worker's event loop may be blocked by the very work to give up."""
-        vitals = self._vitals
-        exit_at: float | None = None
         while True:
             self._woken.clear()
-            left = vitals.ends() - vitals.clock()
-            is_over = left <= 0 or vitals.dead
-            if is_over:
-                self._tell(self._worker.fence)
-                exit_at = exit_at or self._exit_at()
-            stuck = self._worker.stuck if exit_at is not None else ()
-            if exit_at is not None and stuck and self._may_exit and vitals.clock() >= exit_at:
-                self._exit(stuck)
-            if not (is_over or stuck):
-                exit_at = None
+            try:
+                nap = self._look()
+            except Exception:  # it must go on, whatever it is
+                self._logger.exception("The watch over the heartbeat failed")
+                nap = _STEP
             with suppress(TimeoutError):
-                async with asyncio.timeout(_STEP if is_over or stuck else min(left, _LONGEST_NAP)):
+                async with asyncio.timeout(nap):
                     await self._woken.wait()
 
-    def _exit_at(self) -> float:
+    def _look(self) -> float:
+        """Give up what must be; returns the seconds until the next look."""
+        vitals, now = self._vitals, self._vitals.clock()
+        left = vitals.ends() - now
+        is_over = left <= 0 or vitals.dead
+        if is_over:
+            self._tell(self._worker.fence)
+            self._over_since = self._over_since or now
+        if self._over_since is None:
+            return min(left, _LONGEST_NAP)
+        stuck = self._worker.stuck
+        late = [held for held in stuck if now >= self._stops_by(held.job.task_identifier)]
+        if late and self._may_exit:
+            self._exit(late)
+        if not (is_over or stuck):
+            self._over_since = None
+        return _STEP
+
+    def _stops_by(self, task: str) -> float:
         """When work that did not stop by then is to be ended with the process."""
-        if self._vitals.dead:  # others run it already
-            return self._vitals.clock() + _CLEANING_UP
-        return self._vitals.taken_from() - 2 * _STEP
+        vitals, over_since = self._vitals, self._over_since or 0.0
+        # Who slept for so long finds that it is late already. Still it has a moment to stop in order.
+        noticed = over_since + _CLEANING_UP
+        return noticed if vitals.dead else max(noticed, vitals.taken_from(task) - 2 * _STEP)
 
     def _exit(self, stuck: Sequence[Held]) -> None:
-        self._logger.critical(
-            "No heartbeat is recorded, so others may run the jobs of this worker now, and these cannot be "
-            "stopped: %s. So this process ends.",
-            ", ".join(str(held.job.id) for held in stuck),
+        ids = ", ".join(str(held.job.id) for held in stuck)
+        say = partial(
+            self._logger.critical,
+            "Others may run the jobs of this worker, and these cannot be stopped: %s. So this process ends.",
+            ids,
         )
-        logging.shutdown()
+        # On a thread: who blocks the event loop may block the log too.
+        for do in (say, logging.shutdown):
+            thread = threading.Thread(target=do, daemon=True)
+            thread.start()
+            thread.join(_GOODBYE)
         os._exit(1)
 
 

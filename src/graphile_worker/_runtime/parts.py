@@ -27,6 +27,7 @@ from graphile_worker._runtime.vitals import Vitals
 from graphile_worker._runtime.worker import Worker
 from graphile_worker.client import WorkerUtils, find_schema
 from graphile_worker.context import Surroundings
+from graphile_worker.errors import ConfigurationError
 from graphile_worker.events import WorkerPool
 from graphile_worker.logs import ScopedLogger
 from graphile_worker.recovery import Policy, Sweeper
@@ -60,6 +61,7 @@ class Parts:
         check_revisions: Callable[[], Awaitable[None]],
     ) -> None:
         handlers = read_handlers(tasks)
+        _check_task_leases(options, handlers)
         worker_id = f"python-{secrets.token_hex(_ID_BYTES)}"
         self._options = options
         self.logger = ScopedLogger(
@@ -163,9 +165,7 @@ class Parts:
             on_recovery=options.on_recovery,
         )
         sweeper = Sweeper(session=self.session, name=self.pool.id, own_id=self.pool.id, policy=policy)
-        return Sweeping(
-            pool=self.pool, lease=options.terms, sweeper=sweeper, events=options.events, logger=self.logger
-        )
+        return Sweeping(pool=self.pool, sweeper=sweeper, events=options.events, logger=self.logger)
 
     async def connect(self) -> None:
         """Everything that may fail; an error is the caller's."""
@@ -175,7 +175,7 @@ class Parts:
         await self.worker.connect()
         if self._options.once:
             await self._stale_locks.unlock()
-        self._job_log.connected(self.pool.tasks)
+        self._job_log.connected(self.pool.id, self.pool.tasks)
 
     def start(self) -> None:
         """Begin."""
@@ -204,7 +204,7 @@ class Parts:
 
     async def _let_go(self) -> None:
         # The last to go: until all is recorded others must not take it.
-        await self._lifeline.stop(deregister=not self.worker.in_hand)
+        await self._lifeline.stop(deregister=self.worker.leaves_nothing)
         self.health.phase = "stopped"
         await self.health.stop()
         await self._sidecar.stop()
@@ -216,6 +216,12 @@ class Parts:
             async with asyncio.timeout(_GOODBYE):
                 await self.session.pool.close()
                 await self._listen_on.close()
+
+
+def _check_task_leases(options: WorkerOptions, handlers: Mapping[str, Handler]) -> None:
+    if unknown := options.task_leases.keys() - handlers.keys():
+        names = ", ".join(sorted(map(str, unknown)))
+        raise ConfigurationError(f"task_leases names tasks that this worker does not have: {names}.")
 
 
 def _open_session(options: WorkerOptions, logger: ScopedLogger) -> Session:

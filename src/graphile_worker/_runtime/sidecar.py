@@ -39,10 +39,14 @@ class Sidecar:
         """Call it there, soon."""
         self._loop.result().call_soon_threadsafe(function)
 
+    def end(self) -> None:
+        """End; called there."""
+        self._stopping.set()
+
     async def stop(self) -> None:
         """End all that runs there. May be called again, and before `start`."""
         if self._thread.is_alive():
-            self.call(self._stopping.set)
+            self.call(self.end)
             await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:

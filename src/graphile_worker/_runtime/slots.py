@@ -115,9 +115,12 @@ class Slots:
             if run.fenced or not ours(run.held.job.task_identifier)
         ]
 
-    def unfence(self) -> None:
-        """What begins from now on is ours."""
+    def unfence(self, *, forgive: bool) -> None:
+        """What begins from now on is ours; and what runs still, if nobody has taken it."""
         self._executor.calm()
+        if forgive:
+            for run in self._running.values():
+                run.fenced = False
 
     def release(self) -> None:
         """Tell that there will be no more jobs."""

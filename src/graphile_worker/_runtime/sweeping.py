@@ -12,13 +12,13 @@ from graphile_worker.errors import DatabaseError
 if TYPE_CHECKING:
     from graphile_worker.emitter import Events
     from graphile_worker.events import WorkerPool
-    from graphile_worker.liveness import Lease, Recovered
+    from graphile_worker.liveness import Recovered
     from graphile_worker.logs import ScopedLogger
     from graphile_worker.recovery import Sweeper
 
-_LOOKS_PER_LEASE = 4
 _JITTER = 0.2
-_SUSPICIOUS = 0.25
+_FIRST = 0.3
+_MOST_NAMED = 10
 
 
 class Sweeping(Service):
@@ -26,11 +26,8 @@ class Sweeping(Service):
 
     name = "sweeper"
 
-    def __init__(
-        self, *, pool: WorkerPool, lease: Lease, sweeper: Sweeper, events: Events, logger: ScopedLogger
-    ) -> None:
+    def __init__(self, *, pool: WorkerPool, sweeper: Sweeper, events: Events, logger: ScopedLogger) -> None:
         super().__init__(logger)
-        self._interval = lease.fast / _LOOKS_PER_LEASE
         self._pool = pool
         self._sweeper = sweeper
         self._events = events
@@ -40,7 +37,7 @@ class Sweeping(Service):
         """One look."""
         if not self._begun:  # not in the way of the first jobs
             self._begun = True
-            return self._interval * random.uniform(0.1, 0.3)  # noqa: S311 - no secret
+            return random.uniform(0, _FIRST)  # noqa: S311 - no secret
         try:
             found = await self._sweeper.look()
         except DatabaseError as error:  # it is said elsewhere; and who was away observes anew
@@ -49,15 +46,23 @@ class Sweeping(Service):
         for recovered in found:
             self._tell(recovered)
         # Those who watch the same worker do not look at the same time.
-        delay = self._interval * random.uniform(1 - _JITTER, 1.0)  # noqa: S311 - no secret
-        return delay * _SUSPICIOUS if self._sweeper.suspicious else delay
+        return self._sweeper.interval * random.uniform(1 - _JITTER, 1.0)  # noqa: S311 - no secret
 
     def _tell(self, recovered: Recovered) -> None:
         self._events.emit(event.WorkerRecovered(worker_pool=self._pool, recovered=recovered))
+        jobs = ", ".join(f"{job.id} ({job.task_identifier})" for job in recovered.jobs[:_MOST_NAMED])
+        if len(recovered.jobs) > _MOST_NAMED:
+            jobs += f" and {len(recovered.jobs) - _MOST_NAMED} more"
         self.logger.warning(
-            "Worker %s died, not heard from for %.1f s; freed %d jobs and %d queues of it",
+            "Worker %s is dead: no heartbeat for %.1f s while we watched. Freed %s",
             recovered.worker.name,
             recovered.silence,
-            len(recovered.jobs),
-            len(recovered.queues),
+            f"its jobs: {jobs}" if jobs else f"{len(recovered.queues)} queues, and no job",
         )
+        for job in recovered.jobs:
+            if job.attempts >= job.max_attempts:
+                self.logger.error(
+                    "Job %d (%s) has failed for good: its worker died in its last attempt",
+                    job.id,
+                    job.task_identifier,
+                )

@@ -38,8 +38,8 @@ class Vitals:
         """Whether others have declared us dead, or somebody removed our row."""
 
     def confirm(self, sent: float) -> None:
-        """A beat that was sent then is recorded."""
-        self.confirmed = sent
+        """A beat that was sent then is recorded; the answer may be late."""
+        self.confirmed = max(sent, self.confirmed or sent)
         self.server_down = False
 
     def exchanged(self, sent: float) -> None:
@@ -59,14 +59,17 @@ class Vitals:
             end = min(end, fast)
         return end
 
-    def taken_from(self) -> float:
-        """When others may take ordinary jobs at the earliest."""
+    def unproven(self) -> None:
+        """The session of the exchange is gone, and was perhaps seen by nobody."""
+        self.proven = -math.inf
+
+    def taken_from(self, task: str | None = None) -> float:
+        """When others may take a job of that task at the earliest."""
         if self.lease is None or self.confirmed is None:
             return math.inf
-        slow = self.confirmed + self.lease.seconds
-        if self.ends() >= slow - self.lease.margin:
-            return slow
-        return self.ends() + self.lease.fast_margin
+        slow = self.confirmed + self.lease.of(task)
+        ends = self.ends(task)
+        return slow if ends >= slow - self.lease.margin else ends + self.lease.fast_margin
 
     def may_work(self, task: str | None = None) -> bool:
         """Whether a job of that task is ours for now."""

@@ -72,7 +72,8 @@ class Worker(Service):
         self._weather = Weather(logger)
         self._house_kept = monotonic()
         flags.answered = self.look
-        self._claims_unknown = self._nothing_left = self._declared_dead = False
+        self._claims_unknown = self._nothing_left = False
+        self._declared_dead = self._mourned = False
         self._stopping = self._interrupted = self._saving = self._given_up = False
         self.idle = asyncio.Event()
         """Set when the worker was told to stop, or to end when nothing is left, and nothing is in hand."""
@@ -123,13 +124,18 @@ class Worker(Service):
     def mourn(self) -> None:
         """Others have declared us dead: read back what is ours after all, then come back to life."""
         self.fence()
-        self._declared_dead = True
+        self._declared_dead = self._mourned = True
         self._exchanger.abandon()
 
     def unfence(self) -> None:
         """A heartbeat is recorded: what we claim from now on is ours."""
-        if self._in_hand.fenced:
-            self._in_hand.unfence()
+        if not self._weather.fair:  # the database is back
+            self._weather.hurry()
+            self.wake()
+        if self._in_hand.fenced and self._vitals.may_work():
+            # If others had not declared us dead, nobody has taken anything.
+            self._in_hand.unfence(forgive=not self._mourned)
+            self._mourned = False
             self.look()
 
     def interrupt(self) -> None:
@@ -152,6 +158,11 @@ class Worker(Service):
     def in_hand(self) -> Sequence[Held]:
         """Jobs that are ours, and whose outcome is not recorded."""
         return tuple(self._in_hand.all)
+
+    @property
+    def leaves_nothing(self) -> bool:
+        """Whether nothing can be locked under our name any more."""
+        return not (self._in_hand or self._claims_unknown or self._sent_ahead)
 
     @property
     def running(self) -> Sequence[Held]:
@@ -211,6 +222,8 @@ class Worker(Service):
     async def tick(self) -> float | None:
         """One exchange, if there is a reason for one."""
         self._check_idle()
+        if not self._exchanger.connected:
+            self._vitals.unproven()
         if self._weather.pause:
             return self._weather.pause
         try:
@@ -351,7 +364,7 @@ class Worker(Service):
 
     def _check_idle(self) -> None:
         done = self._stopping or (self._options.once and self._nothing_left)
-        if done and not (self._in_hand or self._claims_unknown or self._sent_ahead):
+        if done and self.leaves_nothing:
             self.idle.set()
 
     def _receive(self, wish: Wish, reply: Reply) -> None:

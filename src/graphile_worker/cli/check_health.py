@@ -57,7 +57,7 @@ def _ask_worker(address: str, *, live: bool, as_json: bool) -> bool:
 async def _ask_database(settings: Mapping[str, Value], *, live: bool, any_host: bool, as_json: bool) -> bool:
     dsn, schema = settings["connection"].value, settings["schema"].value
     async with WorkerUtils(dsn, schema=schema, max_pool_size=1) as utils:
-        found = await utils.workers()
+        found = await utils.workers(and_locks=False)
     ours = [one for one in found if one.lease and (any_host or one.host == platform.node())]
     good = [one for one in ours if one.lives and (live or one.state == "ready")]
     if as_json:
@@ -72,10 +72,7 @@ def _print(workers: Sequence[WorkerInfo], *, where: str) -> None:
         click.echo(f"No worker of {where} has a heartbeat in this schema.")
     for one in workers:
         state = "dead" if one.died_at else (one.state or "unknown") if one.lives else "silent"
-        click.echo(
-            f"{one.name}: {state}, last heard {one.silence or 0.0:.1f} s ago, holds {one.jobs} jobs "
-            f"of {one.concurrency} slots"
-        )
+        click.echo(f"{one.name}: {state}, last heard {one.silence or 0.0:.1f} s ago, {one.concurrency} slots")
 
 
 def _as_object(worker: WorkerInfo) -> dict[str, object]:
@@ -86,6 +83,5 @@ def _as_object(worker: WorkerInfo) -> dict[str, object]:
         "state": worker.state,
         "lives": worker.lives,
         "silence": worker.silence,
-        "jobs": worker.jobs,
         "concurrency": worker.concurrency,
     }

@@ -32,6 +32,10 @@ _OTHER_NAMES = {
     "connection": "DATABASE_URL",
     "database_url": "connection",
     "dsn": "connection",
+    "exit_if_stuck": "nothing: the command always does, and run() in Python if it is told to",
+    "on_recovery": "run() in Python? It has that, the command has not",
+    "refund_attempt_on_recovery": "run() in Python? It has that, the command has not",
+    "task_leases": "run() in Python? It has that, the command has not",
     "tool": "the keys without [tool.graphile-worker], which only pyproject.toml needs",
 }
 _ON = ("true", "1", "on", "yes")

@@ -4,16 +4,24 @@
 -- lease {seconds, fast, epoch, tasks}. One that was declared dead stays for a while, with died_at: whatever is locked
 -- under its name is to be freed, also what one of its statements locks even later.
 
+-- name: epoch
+-- In a form that no setting of the session changes.
+to_char(pg_postmaster_start_time() at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS.US')
+
 -- name: meet
 select
   pg_backend_pid() as pid,
-  pg_postmaster_start_time()::text as epoch,
+  {epoch} as epoch,
   host(inet_server_addr()) as address,
   inet_server_port() as port;
 
 -- name: hold_session
 -- Shared, because each of the worker's sessions holds it. Gone when they are.
 select pg_advisory_lock_shared(hashtextextended('graphile_worker alive ' || $1::text, 0));
+
+-- name: do_not_wait_long
+-- A beat that waits for somebody's lock is to fail, and its session to stay.
+select set_config('lock_timeout', $1::text, $2::boolean);
 
 -- name: register
 insert into {schema}._private_workers as worker (id, last_heartbeat_at, started_at, metadata)
@@ -36,18 +44,23 @@ delete from {schema}._private_workers where id = $1;
 -- name: dead_is_due
 -- Those to be swept again: after a while, then after twice as long, at last every minute.
 coalesce(
-    clock_timestamp() - (metadata ->> 'swept_at')::timestamptz >= least(interval '1 minute', greatest(
+    -- Or somebody has set the clock back.
+    (metadata ->> 'swept_at')::timestamptz - clock_timestamp() > interval '1 minute'
+    or clock_timestamp() - (metadata ->> 'swept_at')::timestamptz >= least(interval '1 minute', greatest(
       interval '5 seconds', (metadata ->> 'swept_at')::timestamptz - (metadata ->> 'died_at')::timestamptz
     )), metadata ? 'died_at'
   )
 
+-- name: beat_as_text
+-- Because it is only compared; in a form that no setting of the session changes.
+to_char(last_heartbeat_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS.US')
+
 -- name: read_beats
--- The beat as text, because it is only compared.
 select
-  id, last_heartbeat_at::text as beat, metadata ? 'died_at' as dead,
+  id, {beat_as_text} as beat, metadata ? 'died_at' as dead,
   (metadata -> 'lease' ->> 'seconds')::float8 as seconds,
   (metadata -> 'lease' ->> 'fast')::float8 as fast,
-  (metadata -> 'lease' ->> 'epoch') = pg_postmaster_start_time()::text as same_epoch,
+  (metadata -> 'lease' ->> 'epoch') = {epoch} as same_epoch,
   {silence} as age,
   {dead_is_due} as due
 from {schema}._private_workers
@@ -65,6 +78,10 @@ where not exists (
     and held.objid::bigint = given.key & 4294967295
 );
 
+-- name: do_not_dawdle
+-- A sweeper that freezes in the middle must not keep the others from it.
+select set_config('idle_in_transaction_session_timeout', '5000', true), set_config('lock_timeout', '5000', true);
+
 -- name: become_sweeper
 -- One at a time in a schema, until the end of the transaction.
 select pg_try_advisory_xact_lock(hashtextextended('graphile_worker sweep ' || $1::text, 0));
@@ -74,20 +91,23 @@ update {schema}._private_workers as worker
 set metadata = worker.metadata || jsonb_build_object(
   'died_at', clock_timestamp(), 'declared_by', $4::text, 'silence', given.silence,
   -- Whoever declares it dead sweeps it; others do if that does not happen.
-  'swept_at', clock_timestamp()
+  'swept_at', clock_timestamp() + $5::float8 * interval '1 second'
 )
 from unnest($1::text[], $2::text[], $3::float8[]) as given (id, beat, silence)
-where worker.id = given.id and worker.last_heartbeat_at::text = given.beat and not worker.metadata ? 'died_at'
+where worker.id = given.id and not worker.metadata ? 'died_at'
+  and to_char(worker.last_heartbeat_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS.US') = given.beat
 returning worker.id;
 
 -- name: take_dead
-update {schema}._private_workers set metadata = metadata || jsonb_build_object('swept_at', clock_timestamp())
+update {schema}._private_workers
+set metadata = metadata || jsonb_build_object('swept_at', clock_timestamp() + $2::float8 * interval '1 second')
 where metadata ? 'died_at' and ($1::boolean or {dead_is_due})
 returning id;
 
 -- name: lock_dead
 -- Until we are done none of them can come back to life, and so claim something that we would free.
-select id from {schema}._private_workers where id = any ($1::text[]) and metadata ? 'died_at' for update;
+select id from {schema}._private_workers where id = any ($1::text[]) and metadata ? 'died_at'
+order by id for update;
 
 -- name: free_jobs
 -- By the fence of their claims. An attempt is given back only if nobody has taken the job's key over meanwhile.
@@ -116,6 +136,7 @@ set
   end,
   run_at = case
     when ours.delay is null then greatest(now(), job.run_at) + exp(least(10, job.attempts)) * interval '1 second'
+    when ours.delay = 0 then job.run_at  -- and so it keeps its place among the others of its queue
     else greatest(job.run_at, now() + ours.delay * interval '1 second')
   end
 from ours where job.id = ours.id
@@ -165,9 +186,10 @@ where worker.id = any ($1::text[]) and worker.metadata ? 'died_at'
 -- name: silence
 extract(epoch from clock_timestamp() - last_heartbeat_at)::float8
 
--- name: read_dead
+-- name: read_workers
 select id, metadata::text as metadata, started_at, last_heartbeat_at, {silence} as silence, 0 as jobs, 0 as queues
-from {schema}._private_workers where id = any ($1::text[]);
+from {schema}._private_workers where $1::text[] is null or id = any ($1::text[])
+order by started_at, id;
 
 -- name: list_workers
 -- Also those that hold something and have no row: Node's, and ours without recovery.
