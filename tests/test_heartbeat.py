@@ -100,7 +100,7 @@ class TestSayingSo:
             assert "ended" not in worker.text
             await worker.until("ended")
             await until(lambda: is_idle(db), "the job is recorded")
-            assert "given up" not in worker.text
+            assert "Giving up" not in worker.text
 
     async def test_also_while_shutdown_waits_for_jobs(self, db: asyncpg.Connection, database: str) -> None:
         gate = Gate()
@@ -197,9 +197,9 @@ class TestDeath:
             assert event.recovered.worker.id == worker_id
             await db.execute("delete from graphile_worker._private_jobs")
             worker.send(signal.SIGCONT)
-            await worker.until("given up")
+            await worker.until("Giving up")
             await worker.until("was interrupted")
-            await worker.until("ours again")
+            await worker.until("claiming jobs again")
             await add(db, "sleep", payload=0)
             await worker.until("ended")
             assert "died_at" not in (await workers(db))[worker_id]
@@ -422,7 +422,7 @@ class TestGivingUp:
             await worker.until("begun")
             proxy.refusing = True
             proxy.cut_all()
-            await worker.until("given up")
+            await worker.until("Giving up")
             await until(lambda: _freed(db), "others freed the job")
             proxy.refusing = False
             await worker.until("ended")

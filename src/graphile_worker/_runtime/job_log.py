@@ -40,7 +40,7 @@ class JobLog:
         """The worker begins."""
         if not self._silent:
             self._logger.scope(label="worker").info(
-                "Worker %s connected, and looking for jobs of: %s", worker_id, ", ".join(tasks)
+                "Worker connected, and looking for jobs of: %s (%s)", ", ".join(tasks), worker_id
             )
 
     def close(self) -> None:

@@ -89,6 +89,8 @@ class Lifeline:
         self._woken = asyncio.Event()
         self._over_since: float | None = None
         """When it was noticed that the lease is over; None if nothing of that time is left."""
+        self._was_dead = False
+        """Whether others had declared us dead by then, and took what could not be stopped."""
         self._orphaned: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
@@ -104,7 +106,7 @@ class Lifeline:
             metadata=self._metadata,
             state=self._state,
             vitals=self._vitals,
-            on_death=lambda: self._tell(self._worker.mourn),
+            on_death=self._on_death,
             on_beat=lambda: self._tell(self._worker.unfence),
             on_loss=self._woken.set,
             say=lambda *words: self._tell(partial(self._logger.log, *words)),
@@ -116,6 +118,11 @@ class Lifeline:
     async def _begin(self, heartbeat: Heartbeat) -> None:
         """On the sidecar."""
         self._tasks = [asyncio.create_task(heartbeat.beat_for_ever()), asyncio.create_task(self._watch())]
+
+    def _on_death(self) -> None:
+        self._was_dead = True
+        self._woken.set()
+        self._tell(self._worker.mourn)
 
     def revive(self) -> None:
         """What was ours when others declared us dead is given up: live again."""
@@ -165,7 +172,7 @@ class Lifeline:
         """Give up what must be; returns the seconds until the next look."""
         vitals, now = self._vitals, self._vitals.clock()
         left = vitals.ends() - now
-        is_over = left <= 0 or vitals.dead
+        is_over = left <= 0 or vitals.dead or (self._was_dead and self._over_since is None)
         if is_over:
             self._tell(self._worker.fence)
             self._over_since = self._over_since or now
@@ -176,15 +183,15 @@ class Lifeline:
         if late and self._may_exit:
             self._exit(late)
         if not (is_over or stuck):
-            self._over_since = None
+            self._over_since, self._was_dead = None, False
         return _STEP
 
     def _stops_by(self, task: str) -> float:
         """When work that did not stop by then is to be ended with the process."""
-        vitals, over_since = self._vitals, self._over_since or 0.0
+        over_since = self._over_since or 0.0
         # Who slept for so long finds that it is late already. Still it has a moment to stop in order.
         noticed = over_since + _CLEANING_UP
-        return noticed if vitals.dead else max(noticed, vitals.taken_from(task) - 2 * _STEP)
+        return noticed if self._was_dead else max(noticed, self._vitals.taken_from(task) - 2 * _STEP)
 
     def _exit(self, stuck: Sequence[Held]) -> None:
         ids = ", ".join(str(held.job.id) for held in stuck)
