@@ -11,11 +11,12 @@ import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import asyncpg
 import pytest
 
-from graphile_worker import WorkerUtils, run
+from graphile_worker import ShutdownError, WorkerUtils, run
 from graphile_worker.embedded import EmbeddedPostgres
 from graphile_worker.recovery import DIED
 from graphile_worker.testing import Databases
@@ -118,6 +119,47 @@ class TestSayingSo:
             asyncpg.create_pool(database, min_size=1, max_size=3) as pool,
             running({"task": nothing}, None, pool=pool, **SHORT) as runner,
         ):
+            await until_it_beats(db, runner.id)
+
+    async def test_with_a_pool_whose_connections_are_prepared_by_the_caller(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        role = f"worker_{uuid4().hex[:8]}"
+        await db.execute(f"create role {role}")
+        owner = await db.fetchval("select current_user")
+        await db.execute(f'grant "{owner}" to {role}')
+
+        async def become(connection: Any) -> None:
+            await connection.execute(f'set role "{owner}"')
+
+        dsn = database.replace(f"{owner}@", f"{role}@")
+        await db.execute(f"alter role {role} login")
+        try:
+            async with (
+                asyncpg.create_pool(dsn, min_size=1, max_size=3, init=become, setup=become) as pool,
+                running({"task": nothing}, None, pool=pool, migrate=False, **SHORT) as runner,
+            ):
+                await until_it_beats(db, runner.id)
+        finally:
+            await db.execute(f"drop role {role}")
+
+    async def test_a_lock_on_its_row_does_not_pile_up_connections(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        sessions = """select count(*) from pg_stat_activity
+            where datname = current_database() and application_name = 'graphile-worker'"""
+        heard = Heard()
+        async with running({"task": nothing}, database, heard=heard, **SHORT) as runner:
+            before = await db.fetchval(sessions)
+            other = await asyncpg.connect(database)
+            transaction = other.transaction()
+            await transaction.start()
+            await other.execute("select from graphile_worker._private_workers for update")
+            await heard.until("pool:fenced")
+            assert await db.fetchval(sessions) <= before + 2
+            await transaction.rollback()
+            await other.close()
+            await heard.until("pool:unfenced")
             await until_it_beats(db, runner.id)
 
     async def test_a_row_that_somebody_removed_is_written_anew(
@@ -354,6 +396,45 @@ class TestGivingUp:
         assert len(charge.begun) == 1
         assert len(other.begun) == 2
 
+    async def test_a_worker_that_may_have_claimed_something_does_not_deregister(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        """The answer of its last exchange is lost, and it cannot ask again."""
+        watcher = Heard()
+        async with (
+            proxied(database) as (proxy, through),
+            running({"other": nothing}, database, heard=watcher, **SHORT),
+        ):
+
+            def cut(direction: str, data: bytes) -> bool:
+                proxy.refusing = proxy.refusing or (direction == "reply" and b"find me" in data)
+                return proxy.refusing
+
+            proxy.cut_when = cut
+            runner = await run({"task": nothing}, through, listen_dsn=database, handle_signals=False, **SHORT)
+            await add(db, payload="find me")
+            await until(lambda: _locked_one(db), "the job is claimed")
+            with pytest.raises(ShutdownError):
+                await runner.stop()
+            [recovered] = [event.recovered for event in [await watcher.until("worker:recovered")]]
+            assert recovered.worker.id == runner.id
+            assert len(recovered.jobs) == 1
+
+    async def test_a_process_that_is_well_again_in_time_does_not_end(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        async with proxied(database) as (proxy, through), victim(through, exit_if_stuck=True) as worker:
+            await add(db, "block_thread", payload=4)
+            await worker.until("begun")
+            proxy.refusing = True
+            proxy.cut_all()
+            await worker.until("Giving up")
+            proxy.refusing = False
+            await worker.until("claiming jobs again")
+            await worker.until("ended")
+            await until(lambda: is_idle(db), "the job is recorded")
+            assert "So this process ends" not in worker.text
+
     @pytest.mark.parametrize("task", ["block_thread", "block_loop"])
     async def test_a_process_whose_work_cannot_be_stopped_ends_if_it_may(
         self, db: asyncpg.Connection, database: str, task: str
@@ -429,6 +510,10 @@ class TestGivingUp:
             await worker.until("was not ours any more")
             await worker.until("ended", 2)
             await until(lambda: is_idle(db), "it ran again")
+
+
+async def _locked_one(db: asyncpg.Connection) -> bool:
+    return len(await locked(db)) == 1
 
 
 async def _freed(db: asyncpg.Connection) -> bool:

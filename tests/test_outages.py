@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 from graphile_worker import Drained, JobSpec, WorkerUtils, run_once
+from graphile_worker._db.failures import server_is_down
 from graphile_worker._runtime.worker import Worker
 from graphile_worker.embedded import EmbeddedPostgres
 from graphile_worker.testing import Databases
@@ -333,3 +334,26 @@ async def test_a_queue_of_ours_without_a_job_is_let_go_after_a_reconnect(
             return not await locked(db)
 
         await until(free, "the queue is free")
+
+
+@pytest.mark.parametrize(
+    ("error", "direct", "by_proxy"),
+    [
+        (asyncpg.CannotConnectNowError("the database system is starting up"), True, True),
+        (asyncpg.CannotConnectNowError("the database system is in recovery mode"), True, True),
+        # Then sessions that are there may go on for hours, and others see that ours are not.
+        (asyncpg.CannotConnectNowError("the database system is shutting down"), False, False),
+        (asyncpg.CannotConnectNowError("das Datenbanksystem startet"), False, False),
+        (ConnectionRefusedError(111, "refused"), True, False),
+        (FileNotFoundError(2, "no socket"), True, False),
+        (OSError("Multiple exceptions: [Errno 111] refused, [Errno 111] refused"), True, False),
+        (OSError("Multiple exceptions: [Errno 111] refused, [Errno 110] timed out"), False, False),
+        (TimeoutError(), False, False),
+        (asyncpg.TooManyConnectionsError("sorry, too many clients already"), False, False),
+    ],
+)
+def test_only_some_errors_prove_that_the_server_is_down(
+    error: Exception, direct: bool, by_proxy: bool
+) -> None:
+    assert server_is_down(error, is_direct=True) is direct
+    assert server_is_down(error, is_direct=False) is by_proxy

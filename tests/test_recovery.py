@@ -13,7 +13,16 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from graphile_worker import ConfigurationError, Job, Recovered, Recovery, WorkerInfo, WorkerUtils, run
+from graphile_worker import (
+    ConfigurationError,
+    Job,
+    Recovered,
+    Recovery,
+    WorkerInfo,
+    WorkerUtils,
+    recovery,
+    run,
+)
 from graphile_worker._db import workers as database_workers
 from graphile_worker._db.connect import Pool
 from graphile_worker._db.session import Session
@@ -513,6 +522,41 @@ class TestTheHook:
         await Watch(session, on_recovery=decide).over(10)
         assert (await existing(db, job))["is_available"]
         assert f"on_recovery failed for job {job}" in caplog.text
+
+    async def test_slow_ones_are_asked_at_once_and_once(
+        self, db: asyncpg.Connection, session: Session
+    ) -> None:
+        asked: list[int] = []
+        all_asked = asyncio.Event()
+
+        async def decide(job: Job, _worker: WorkerInfo) -> None:
+            asked.append(job.id)
+            if len(asked) == 10:
+                all_asked.set()
+            await all_asked.wait()
+
+        await enroll(db)
+        jobs = [await held_job(db) for _ in range(10)]
+        first, second = Watch(session, on_recovery=decide), Watch(session, on_recovery=decide)
+        await second.over(6)
+        async with asyncio.timeout(10):
+            [recovered] = await first.over(10)
+        await second.over(4)
+        assert sorted(asked) == sorted(jobs)
+        assert len(recovered.jobs) == 10
+
+    async def test_that_never_answers_does_not_keep_the_job_locked(
+        self, db: asyncpg.Connection, session: Session, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(recovery, "_HOOK_PATIENCE", 0.1)
+
+        async def decide(_job: Job, _worker: WorkerInfo) -> None:
+            await asyncio.Event().wait()
+
+        await enroll(db)
+        job = await held_job(db)
+        await Watch(session, on_recovery=decide).over(10)
+        assert (await existing(db, job))["is_available"]
 
     async def test_is_called_outside_of_any_transaction(
         self, db: asyncpg.Connection, session: Session
