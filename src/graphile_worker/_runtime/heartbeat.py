@@ -212,9 +212,8 @@ class Heartbeat:
             if self._in_transactions:
                 await database.limit_waits(connection, self._schema, self._patience, in_transaction=True)
             if not self._registered:
-                await database.register(
-                    connection, self._schema, self._worker_id, {**self._metadata, **changes}
-                )
+                whole = {**self._metadata, "state": state}
+                await database.register(connection, self._schema, self._worker_id, whole)
                 self._registered, vitals.dead = True, False
             elif vitals.dead:
                 return

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 _ATTEMPTS = 4
 _LONGEST_NAP = 1.0
 _STEP = 0.1
-_CLEANING_UP = 1.0
 _GOODBYE = 0.5
 _MOST_OF_TASKS = 1000
 
@@ -188,10 +187,10 @@ class Lifeline:
 
     def _stops_by(self, task: str) -> float:
         """When work that did not stop by then is to be ended with the process."""
-        over_since = self._over_since or 0.0
+        margin = self._vitals.lease.fast_margin if self._vitals.lease is not None else 0.0
         # Who slept for so long finds that it is late already. Still it has a moment to stop in order.
-        noticed = over_since + _CLEANING_UP
-        return noticed if self._was_dead else max(noticed, self._vitals.taken_from(task) - 2 * _STEP)
+        noticed = (self._over_since or 0.0) + 0.8 * margin
+        return noticed if self._was_dead else max(noticed, self._vitals.taken_from(task) - 0.2 * margin)
 
     def _exit(self, stuck: Sequence[Held]) -> None:
         ids = ", ".join(str(held.job.id) for held in stuck)
