@@ -424,12 +424,11 @@ class TestGivingUp:
         self, db: asyncpg.Connection, database: str
     ) -> None:
         async with proxied(database) as (proxy, through), victim(through, exit_if_stuck=True) as worker:
-            await add(db, "block_thread", payload=4)
+            await add(db, "block_thread", payload=5)
             await worker.until("begun")
-            proxy.refusing = True
-            proxy.cut_all()
+            proxy.frozen = True
             await worker.until("Giving up")
-            proxy.refusing = False
+            proxy.frozen = False
             await worker.until("claiming jobs again")
             await worker.until("ended")
             await until(lambda: is_idle(db), "the job is recorded")
