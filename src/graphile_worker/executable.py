@@ -48,13 +48,19 @@ class Executable:
     async def __call__(self, payload: object, ctx: JobContext) -> None:
         """Run it for that job."""
         message = encode_stored({"payload": payload})
-        try:
-            transport, process = await asyncio.get_running_loop().subprocess_exec(
+        starting = asyncio.ensure_future(
+            asyncio.get_running_loop().subprocess_exec(
                 lambda: _Process(ctx.logger),
                 self.path,
                 env=os.environ | environment_of(ctx.job),
                 start_new_session=True,
             )
+        )
+        try:
+            transport, process = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await _undo(starting)
+            raise
         except OSError as error:
             raise TaskError(
                 f"{self.path} cannot be run: {error.strerror or error}. Does its first line name a program "
@@ -77,6 +83,16 @@ class Executable:
                 transport.close()
         if process.status != 0:
             raise TaskError(_why(process.status, process.complaints))
+
+
+async def _undo(starting: asyncio.Future[tuple[asyncio.SubprocessTransport, _Process]]) -> None:
+    """It runs already, perhaps, and has started others: the event loop would end it alone."""
+    with suppress(OSError):
+        transport, process = await starting
+        try:
+            await process.kill()
+        finally:
+            transport.close()
 
 
 class _Process(asyncio.SubprocessProtocol):
