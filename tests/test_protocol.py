@@ -147,14 +147,13 @@ class Scene:
         server = self.server
         beats = [
             Beat(
-                name,
-                str(row.beat),
-                row.dead,
-                LEASE.seconds,
-                LEASE.fast,
-                row.epoch == server.epoch,
-                0.0,
-                row.dead,
+                id=name,
+                beat=str(row.beat),
+                dead=row.dead,
+                seconds=LEASE.seconds,
+                fast=LEASE.fast,
+                same_epoch=row.epoch == server.epoch,
+                due=row.dead,
             )
             for name, row in server.rows.items()
         ]

@@ -44,8 +44,6 @@ class Beat(NamedTuple):
     fast: float | None
     """None if its sessions say nothing."""
     same_epoch: bool
-    age: float
-    """Seconds since then by the database's clock."""
     due: bool
     """Whether it is dead, and to be swept again."""
 

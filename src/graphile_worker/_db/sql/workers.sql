@@ -61,7 +61,6 @@ select
   (metadata -> 'lease' ->> 'seconds')::float8 as seconds,
   (metadata -> 'lease' ->> 'fast')::float8 as fast,
   (metadata -> 'lease' ->> 'epoch') = {epoch} as same_epoch,
-  {silence} as age,
   {dead_is_due} as due
 from {schema}._private_workers
 where jsonb_typeof(metadata -> 'lease' -> 'seconds') = 'number';
