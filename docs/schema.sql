@@ -145,23 +145,28 @@ begin
         set
           locked_at = null,
           locked_by = null,
-          last_error = case change.action when 'fail' then change.error else job.last_error end,
-          run_at = case change.action
-            when 'fail' then
-              greatest(now(), job.run_at) + exp(least(10, job.attempts)) * interval '1 second'
-            else greatest(job.run_at, now() + change.delay * interval '1 second')
+          last_error = coalesce(change.error, job.last_error),
+          run_at = case
+            when change.action <> 'fail' then greatest(job.run_at, now() + change.delay * interval '1 second')
+            when change.final then job.run_at
+            when change.at is not null then greatest(now(), change.at)
+            else greatest(now(), job.run_at)
+              + coalesce(change.delay, exp(least(10, job.attempts))) * interval '1 second'
           end,
+          payload = coalesce(change.payload::json, job.payload),
           -- The attempt is given back, but not to a job whose key was taken over or removed while it ran: that
           -- one has been brought to its last attempt so that it does not run again.
           attempts = case
-            when change.action = 'return' and job.attempts = change.attempts
+            when change.final then job.max_attempts
+            when change.action <> 'fail' and job.attempts = change.attempts
                 and job.key is not distinct from change.key
               then greatest(0, job.attempts - 1)
             else job.attempts
           end
         from json_to_recordset(changes)
           as change (
-            id bigint, locked_at timestamptz, action text, error text, delay float8, attempts smallint, key text
+            id bigint, locked_at timestamptz, action text, error text, delay float8, at timestamptz,
+            final boolean, payload text, attempts smallint, key text
           )
         where job.id = change.id and job.locked_at = change.locked_at and job.id = any (recorded);
       -- Whoever has a free slot can have what was given back.

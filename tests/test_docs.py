@@ -199,7 +199,7 @@ async def test_the_page_on_reliability(database: str) -> None:
 def test_the_page_on_reliability_has_every_setting() -> None:
     text = (ROOT / "docs" / "reliability.md").read_text()
     before = inspect.signature(graphile_worker.run).parameters
-    about = [*before][[*before].index("recovery") : [*before].index("handle_signals")]
+    about = [*before][[*before].index("recovery") : [*before].index("on_invalid_payload")]
     assert [name for name in about if f"| `{name}` |" not in text] == []
 
 

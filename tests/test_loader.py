@@ -11,7 +11,7 @@ import pytest
 
 from graphile_worker import ConfigurationError, run, run_once
 from graphile_worker.executable import Executable
-from graphile_worker.loader import load_mapping, load_tasks
+from graphile_worker.loader import load_named, load_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -230,13 +230,12 @@ def test_a_mapping_of_a_module(here: Path) -> None:
     write(
         here / "shop/jobs.py", "def hello(payload): ...\nclass Mine:\n  tasks = {'hello': hello}\ntasks = 3"
     )
-    assert list(load_mapping("shop.jobs:Mine.tasks")) == ["hello"]
+    assert list(load_named("shop.jobs:Mine.tasks")) == ["hello"]
     for target, says in {
-        "shop.jobs": "it must look like module:tasks",
+        "shop.jobs": "it must look like module:app",
         "shop.job:tasks": "There is no module shop.job.",
         "shop.jobs:task": "The module shop.jobs has no task. Did you mean tasks?",
-        "shop.jobs:tasks": "must be a mapping of task identifiers to functions, not a 'int'.",
     }.items():
         with pytest.raises(ConfigurationError) as caught:
-            load_mapping(target)
+            load_named(target)
         assert says in str(caught.value)

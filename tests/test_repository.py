@@ -30,6 +30,9 @@ def tracked_files() -> list[str]:
 def test_the_public_names_are_these() -> None:
     assert graphile_worker.__all__ == [
         *(
+            "App",
+            "BatchError",
+            "Cancel",
             "Cleaned",
             "CleanupTask",
             "ConfigurationError",
@@ -37,11 +40,13 @@ def test_the_public_names_are_these() -> None:
             "Drained",
             "EmbeddedServerError",
             "Events",
+            "Fail",
             "GraphileWorkerError",
             "Health",
         ),
         *(
             "InvalidJobError",
+            "InvalidPayloadError",
             "Job",
             "JobContext",
             "JobError",
@@ -53,13 +58,16 @@ def test_the_public_names_are_these() -> None:
         *(
             "Recovered",
             "Recovery",
+            "Retry",
             "Runner",
             "SchemaError",
             "SchemaMissingError",
             "SchemaTooNewError",
             "SchemaTooOldError",
             "ShutdownError",
+            "Snooze",
             "Stats",
+            "Task",
         ),
         *(
             "TaskError",

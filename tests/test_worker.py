@@ -1027,7 +1027,10 @@ class TestEvents:
         """But for those of cron, and of the delay that we do not have."""
         theirs = THEIR_EVENTS.split()
         assert set(theirs) - set(event.EVENTS) == set()
-        ours = {"job:interrupted", "job:lost", "pool:fenced", "pool:unfenced", "worker:recovered"}
+        ours = {
+            *("job:cancelled", "job:interrupted", "job:lost", "job:snoozed"),
+            *("pool:fenced", "pool:unfenced", "worker:recovered"),
+        }
         assert set(event.EVENTS) - set(theirs) == ours
 
 

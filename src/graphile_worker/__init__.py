@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from graphile_worker.administration import Cleaned, CleanupTask, Stats, TaskStats
+    from graphile_worker.app import App
     from graphile_worker.client import WorkerUtils, quick_add_job, run_migrations
     from graphile_worker.context import JobContext
+    from graphile_worker.decorator import task
     from graphile_worker.emitter import Events
     from graphile_worker.errors import (
+        BatchError,
         ConfigurationError,
         DatabaseError,
         EmbeddedServerError,
         GraphileWorkerError,
         InvalidJobError,
+        InvalidPayloadError,
         JobError,
         MissingExtraError,
         SchemaError,
@@ -27,12 +31,16 @@ if TYPE_CHECKING:
     )
     from graphile_worker.job import Job, JobKeyMode, JobSpec, JobState
     from graphile_worker.liveness import Health, Recovered, Recovery, WorkerInfo
+    from graphile_worker.outcome import Cancel, Fail, Retry, Snooze
     from graphile_worker.runner import Drained, Runner, run, run_once
-    from graphile_worker.tasks import task
+    from graphile_worker.tasks import Task
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "App",
+    "BatchError",
+    "Cancel",
     "Cleaned",
     "CleanupTask",
     "ConfigurationError",
@@ -40,9 +48,11 @@ __all__ = [
     "Drained",
     "EmbeddedServerError",
     "Events",
+    "Fail",
     "GraphileWorkerError",
     "Health",
     "InvalidJobError",
+    "InvalidPayloadError",
     "Job",
     "JobContext",
     "JobError",
@@ -52,13 +62,16 @@ __all__ = [
     "MissingExtraError",
     "Recovered",
     "Recovery",
+    "Retry",
     "Runner",
     "SchemaError",
     "SchemaMissingError",
     "SchemaTooNewError",
     "SchemaTooOldError",
     "ShutdownError",
+    "Snooze",
     "Stats",
+    "Task",
     "TaskError",
     "TaskStats",
     "WorkerInfo",
@@ -80,6 +93,7 @@ _HOMES = {
             "Stats",
             "TaskStats",
         ),
+        "app": ("App",),
         "client": (
             "WorkerUtils",
             "quick_add_job",
@@ -87,12 +101,15 @@ _HOMES = {
         ),
         "context": ("JobContext",),
         "emitter": ("Events",),
+        "decorator": ("task",),
         "errors": (
+            "BatchError",
             "ConfigurationError",
             "DatabaseError",
             "EmbeddedServerError",
             "GraphileWorkerError",
             "InvalidJobError",
+            "InvalidPayloadError",
             "JobError",
             "MissingExtraError",
             "SchemaError",
@@ -114,13 +131,19 @@ _HOMES = {
             "Recovery",
             "WorkerInfo",
         ),
+        "outcome": (
+            "Cancel",
+            "Fail",
+            "Retry",
+            "Snooze",
+        ),
         "runner": (
             "Drained",
             "Runner",
             "run",
             "run_once",
         ),
-        "tasks": ("task",),
+        "tasks": ("Task",),
     }.items()
     for name in names
 }

@@ -229,6 +229,10 @@ class WorkerUtils(Administration):
             priority=priority,
             flags=flags,
         )
+        return await self.add_spec(spec, connection=connection)
+
+    async def add_spec(self, spec: JobSpec, *, connection: Connection | None = None) -> Job:
+        """Add the job that the spec describes."""
         if self._use_local_time:
             spec = _by_local_time(spec)
         schema = self._session.schema

@@ -130,6 +130,16 @@ class JobContext:
         return self._surroundings.utils
 
     @property
+    def cron(self) -> Any:
+        """What the crontab says of this run, ``{"ts": …, "backfilled": …}``; None if it is not from there."""
+        return _reserved(self.job.payload, "_cron")
+
+    @property
+    def trace(self) -> Any:
+        """What whoever added the job sent along for tracing; None if nothing was."""
+        return _reserved(self.job.payload, "_trace")
+
+    @property
     def queue_name(self) -> str | None:
         """The job's serial queue."""
         return self.job.queue_name
@@ -171,3 +181,7 @@ class JobContext:
             return await awaitable
 
         return asyncio.run_coroutine_threadsafe(waited(), self._surroundings.loop).result()
+
+
+def _reserved(payload: Any, key: str) -> Any:
+    return payload.get(key) if isinstance(payload, dict) else None

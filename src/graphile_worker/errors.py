@@ -6,6 +6,8 @@
     ├── ConfigurationError         a setting or an argument is missing or wrong
     │   └── MissingExtraError      a feature needs a package that is not installed
     ├── TaskError                  a task cannot be run
+    │   ├── InvalidPayloadError    its payload does not fit
+    │   └── BatchError             some items of a batch failed
     ├── ShutdownError              a worker stopped before everything was recorded
     ├── DatabaseError              the database cannot be reached, or cannot be used as it is
     │   ├── EmbeddedServerError    the embedded PostgreSQL does not start
@@ -21,7 +23,7 @@ A message says what happened and what to do next. None of them carries a passwor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +43,36 @@ class MissingExtraError(ConfigurationError):
 
 class TaskError(GraphileWorkerError):
     """A task cannot be run."""
+
+
+class InvalidPayloadError(TaskError):
+    """A payload does not fit the parameters of its task.
+
+    Attributes:
+        path: Where in the payload, for example ``items[0].price``.
+    """
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class BatchError(TaskError):
+    """Some items of a batch failed.
+
+    Attributes:
+        errors: What they failed with.
+        left: The items themselves, as they were stored.
+        final: Whether none of them is to be tried again.
+    """
+
+    def __init__(
+        self, message: str, *, errors: Sequence[BaseException], left: Sequence[Any], final: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.errors = tuple(errors)
+        self.left = list(left)
+        self.final = final
 
 
 class ShutdownError(GraphileWorkerError):

@@ -272,15 +272,35 @@ class JobFailure(_JobEvent, frozen=True, kw_only=True):
     error: BaseException
     duration: float
     batch_job_errors: Sequence[BaseException] | None = None
+    """What the items of a batch failed with."""
+    retry_in: float | None = None
+    """Seconds until the next attempt; None: there is none."""
 
 
 class JobFailed(_JobEvent, frozen=True, kw_only=True):
-    """It raised, and it was its last attempt."""
+    """It raised, and does not run again: it was its last attempt, or is not to have another."""
 
     name: ClassVar[str] = "job:failed"
     error: BaseException
     duration: float
     batch_job_errors: Sequence[BaseException] | None = None
+
+
+class JobSnoozed(_JobEvent, frozen=True, kw_only=True):
+    """It asked to run again after `delay` seconds; its attempt is given back."""
+
+    name: ClassVar[str] = "job:snoozed"
+    delay: float
+    reason: str
+    duration: float
+
+
+class JobCancelled(_JobEvent, frozen=True, kw_only=True):
+    """It is not wanted any more, and does not run again."""
+
+    name: ClassVar[str] = "job:cancelled"
+    reason: str
+    duration: float
 
 
 class JobInterrupted(_JobEvent, frozen=True, kw_only=True):

@@ -17,16 +17,16 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Mapping
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from graphile_worker._runtime.executor import read_handlers
+from graphile_worker._runtime.handlers import read_handlers
+from graphile_worker.decorator import task
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.executable import Executable
-from graphile_worker.tasks import mark_of, task
+from graphile_worker.tasks import task_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,11 +74,11 @@ def load_tasks(path: str | os.PathLike[str]) -> Functions:
     return found
 
 
-def load_mapping(target: str) -> Mapping[str, Callable[..., Any]]:
-    """The mapping of task identifiers to functions that ``module:name`` names."""
+def load_named(target: str) -> Any:
+    """What ``module:name`` names."""
     module_name, colon, attribute = target.partition(":")
     if not (module_name and colon and attribute):
-        raise ConfigurationError(f"{target!r} names no tasks; it must look like module:tasks.")
+        raise ConfigurationError(f"{target!r} names no app and no tasks; it must look like module:app.")
     spec = _spec_of(module_name)
     module = _import(module_name, Path(spec.origin or module_name))
     value: Any = module
@@ -89,10 +89,6 @@ def load_mapping(target: str) -> Mapping[str, Callable[..., Any]]:
             near = difflib.get_close_matches(name, dir(value), n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
             raise ConfigurationError(f"The module {module_name} has no {attribute}.{hint}") from None
-    if not isinstance(value, Mapping):
-        raise ConfigurationError(
-            f"{target} must be a mapping of task identifiers to functions, not a {type(value).__name__!r}."
-        )
     return value
 
 
@@ -184,6 +180,8 @@ def _tasks_of_file(module: ModuleType, identifier: str, file: Path) -> Functions
         )
     if candidates and candidates[0] not in found.values():
         found[identifier] = candidates[0]
+        if (declared := task_of(candidates[0])) is not None:
+            declared.rename(identifier)
     return found
 
 
@@ -192,6 +190,9 @@ def _load_module(file: Path) -> Functions:
     module = _import_file(_free_name(file.stem, file), file)
     named, unnamed = _marked(module, file)
     if named or unnamed:
+        for name, thing in unnamed.items():
+            if (declared := task_of(thing)) is not None:
+                declared.rename(name)
         return {**unnamed, **named}
     found: Functions = {}
     for name, thing in _own(module).items():
@@ -212,15 +213,15 @@ def _marked(module: ModuleType, file: Path) -> tuple[Functions, Functions]:
     named: Functions = {}
     unnamed: Functions = {}
     for name, thing in _own(module).items():
-        mark = mark_of(thing)
-        if mark is None:
+        declared = task_of(thing)
+        if declared is None:
             continue
-        if mark.identifier in named:
-            raise ConfigurationError(f"{_shown(file)} has two tasks {mark.identifier!r}. Rename one.")
-        if mark.identifier is None:
-            unnamed[name] = thing
+        if declared.identifier in named:
+            raise ConfigurationError(f"{_shown(file)} has two tasks {declared.identifier!r}. Rename one.")
+        if declared.named:
+            named[declared.identifier] = thing
         else:
-            named[mark.identifier] = thing
+            unnamed[name] = thing
     return named, unnamed
 
 

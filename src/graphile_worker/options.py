@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 from graphile_worker.durations import seconds
 from graphile_worker.emitter import Events
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
+    from graphile_worker.durations import Duration
     from graphile_worker.liveness import OnRecovery
     from graphile_worker.logs import AnyLogger
 
@@ -52,6 +53,39 @@ _LONGEST_LEASE = 10_800.0
 """Graphile Worker takes what was locked for four hours from anybody, and we lock anew every hour."""
 
 
+class OnceOptions(TypedDict, total=False):
+    """What `App.run_once` takes: of the arguments of `run_once` those that an app does not have itself."""
+
+    concurrency: int
+    prefetch: int
+    prefetch_ttl: Duration
+    forbidden_flags: FlagsOption
+    interrupted_delay: Duration
+    shutdown_grace: Duration
+    recovery: bool
+    heartbeat_interval: Duration
+    lease: Duration
+    fast_lease: Duration
+    task_leases: Mapping[str, Duration] | None
+    recovery_delay: Duration
+    refund_attempt_on_recovery: bool
+    on_recovery: OnRecovery | None
+    exit_if_stuck: bool
+    handle_signals: bool
+    migrate: bool
+
+
+class RunOptions(OnceOptions, total=False):
+    """What `App.run` and `App.running` take, in the same way."""
+
+    poll_interval: Duration
+    listen: bool
+    listen_dsn: str | None
+    min_reset_locked_interval: Duration
+    max_reset_locked_interval: Duration
+    health: str | int | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
     """The arguments of `run` and `run_once` beside the tasks, checked; durations are in seconds."""
@@ -81,6 +115,7 @@ class WorkerOptions:
     refund_attempt_on_recovery: bool = False
     on_recovery: OnRecovery | None = None
     exit_if_stuck: bool = False
+    on_invalid_payload: str = "retry"
     health: str | int | None = None
     handle_signals: bool = True
     migrate: bool = True
@@ -133,6 +168,10 @@ class WorkerOptions:
                 raise ConfigurationError(f"{name} is {getattr(self, name)!r}; it must be True or False.")
         if self.logger is not None and not isinstance(self.logger, logging.Logger | logging.LoggerAdapter):
             raise ConfigurationError(f"logger= takes a logger, not a {type(self.logger).__name__}.")
+        if self.on_invalid_payload not in {"retry", "fail"}:
+            raise ConfigurationError(
+                f"on_invalid_payload is {self.on_invalid_payload!r}; it must be 'retry' or 'fail'."
+            )
         if self.on_recovery is not None and not callable(self.on_recovery):
             raise ConfigurationError(f"on_recovery is {self.on_recovery!r}, which is no function.")
 

@@ -1,12 +1,126 @@
-"""What can become of a job that a worker claimed."""
+"""What can become of a job that a worker claimed, and the exceptions by which a task chooses it."""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import math
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
+from graphile_worker.durations import seconds
+from graphile_worker.job import check_instant
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from graphile_worker.durations import Duration
+    from graphile_worker.job import Job
+
 _LONGEST_ERROR = 10_000
+_LAST_STEP = 10
+
+
+class ControlFlow(Exception):  # noqa: N818 - no errors, but decisions
+    """Base of what a task raises in order to choose the outcome of its job.
+
+    Attributes:
+        reason: Why, for people. It is kept as the job's `last_error`; if there is none, that of the exception
+            it was raised from.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        cause = self.reason or (describe_error(self.__cause__) if self.__cause__ else "")
+        return f"{self._what()}: {cause}" if cause and self._what() else cause or self._what()
+
+    def _what(self) -> str:
+        """What was chosen, for `last_error`."""
+        return ""
+
+
+class Retry(ControlFlow):
+    """Fail this attempt, and try again at a time of the task's choice.
+
+    On the last attempt there is no next one: then the job has failed for good.
+
+    Args:
+        after: Seconds, or a timedelta, from now.
+        at: An aware datetime, in place of `after`.
+        reason: Why, for people.
+
+    Example:
+        >>> from graphile_worker import Retry
+        >>> async def fetch(payload):
+        ...     raise Retry(after=60, reason="the other side is busy")
+    """
+
+    def __init__(
+        self, reason: str = "", *, after: Duration | None = None, at: datetime | None = None
+    ) -> None:
+        super().__init__(reason)
+        if (after is None) == (at is None):
+            raise TypeError("Retry takes after= or at=: one of the two.")
+        if isinstance(at, timedelta):
+            raise TypeError("Retry takes a timedelta as after=, and an aware datetime as at=.")
+        self.after = None if after is None else seconds("after", after)
+        self.at = at
+        if at is not None:
+            check_instant("at", at)
+
+    def _what(self) -> str:
+        when = f"in {self.after:g} s" if self.after is not None else f"at {self.at}"
+        return f"To be tried again {when}"
+
+
+class Fail(ControlFlow):
+    """Fail for good: no more attempts, however many are left.
+
+    Example:
+        >>> from graphile_worker import Fail
+        >>> async def charge(payload):
+        ...     if payload["amount"] < 0:
+        ...         raise Fail("an amount below zero will not get better")
+    """
+
+    def _what(self) -> str:
+        return "" if self.reason or self.__cause__ else "Failed for good, by its task"
+
+
+class Snooze(ControlFlow):
+    """Not now: run again after a delay. It is no failure, and the attempt is given back.
+
+    Example:
+        >>> from graphile_worker import Snooze
+        >>> async def publish(payload):
+        ...     if not payload["approved"]:
+        ...         raise Snooze(300, "not approved yet")
+    """
+
+    def __init__(self, delay: Duration, reason: str = "") -> None:
+        super().__init__(reason)
+        self.delay = seconds("delay", delay, "more than 0")
+
+    def _what(self) -> str:
+        return f"Snoozed for {self.delay:g} s"
+
+
+class Cancel(ControlFlow):
+    """Leave it: the job is not wanted any more. It does not run again, and is no failure to be alarmed by.
+
+    It stays in the table as a job without attempts, with the reason.
+
+    Example:
+        >>> from graphile_worker import Cancel
+        >>> async def remind(payload):
+        ...     raise Cancel("the appointment was called off")
+    """
+
+    def _what(self) -> str:
+        return "Cancelled"
 
 
 class Completed(msgspec.Struct, frozen=True):
@@ -17,6 +131,40 @@ class Failed(msgspec.Struct, frozen=True):
     """It raised: the job is tried again later, if it has attempts left."""
 
     error: BaseException
+    delay: float | None = None
+    """Seconds until the next attempt; None: as Graphile Worker has it."""
+    at: datetime | None = None
+    """Or when it is."""
+    final: bool = False
+    """Whether there is none, even if attempts are left."""
+    payload: Any = msgspec.UNSET
+    """What is left to do, if some of it is done."""
+    batch_errors: Sequence[BaseException] | None = None
+    """What the items of a batch failed with."""
+
+    def is_last_of(self, job: Job) -> bool:
+        """Whether the job does not run again."""
+        return self.final or job.attempts >= job.max_attempts
+
+    def retry_in(self, job: Job, now: datetime) -> float | None:
+        """Seconds until the next attempt, if there is one."""
+        if self.is_last_of(job):
+            return None
+        if self.at is not None:
+            return max(0.0, (self.at - now).total_seconds())
+        return default_delay(job.attempts) if self.delay is None else self.delay
+
+
+class Snoozed(msgspec.Struct, frozen=True):
+    """It asked for a delay: the attempt is given back."""
+
+    choice: Snooze
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """It is not wanted any more: it does not run again."""
+
+    choice: Cancel
 
 
 class Interrupted(msgspec.Struct, frozen=True):
@@ -29,7 +177,29 @@ class Returned(msgspec.Struct, frozen=True):
     """It was claimed ahead and not started: the attempt is given back."""
 
 
-Outcome: TypeAlias = Completed | Failed | Interrupted | Returned
+Outcome: TypeAlias = Completed | Failed | Snoozed | Cancelled | Interrupted | Returned
+
+
+def chosen(choice: ControlFlow) -> Outcome:
+    """The outcome that a task chose."""
+    match choice:
+        case Retry():
+            return Failed(choice, delay=choice.after, at=choice.at)
+        case Snooze():
+            return Snoozed(choice)
+        case Cancel():
+            return Cancelled(choice)
+        case _:
+            return Failed(choice, final=True)
+
+
+def default_delay(attempt: int) -> float:
+    """Seconds between that attempt and the next, as Graphile Worker has them.
+
+    >>> [round(default_delay(attempt)) for attempt in (1, 2, 3, 10, 25)]
+    [3, 7, 20, 22026, 22026]
+    """
+    return math.exp(min(_LAST_STEP, attempt))
 
 
 def describe_error(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,19 @@ from graphile_worker.errors import InvalidJobError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_encode = msgspec.json.Encoder().encode
+RESERVED_KEYS = frozenset({"_cron", "_trace"})
+"""Top-level keys that are about the job and not for the task: they are at `ctx.cron` and `ctx.trace`."""
+
+
+def _jsonable(value: Any) -> Any:
+    """For what msgspec does not know: a model of pydantic's, which nobody has who has not imported that."""
+    pydantic = sys.modules.get("pydantic")
+    if pydantic is not None and isinstance(value, pydantic.BaseModel):
+        return value.model_dump(mode="json", by_alias=True)
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+
+
+_encode = msgspec.json.Encoder(enc_hook=_jsonable).encode
 _decode = msgspec.json.Decoder().decode
 _DECIMALS = re.compile(rb'"-?s?(NaN|Infinity)"')
 
@@ -45,7 +58,9 @@ def encode_payload(payload: object) -> str:
     # The encoder writes null, or for decimals a word, for numbers that JSON does not have. Where there is one
     # we look closer, and only then.
     if b"null" in encoded or _DECIMALS.search(encoded):
-        for number in _unusual_numbers(msgspec.to_builtins(payload, builtin_types=(Decimal,))):
+        for number in _unusual_numbers(
+            msgspec.to_builtins(payload, builtin_types=(Decimal,), enc_hook=_jsonable)
+        ):
             raise InvalidJobError(
                 f"The payload holds {number}, which JSON does not have.", argument="payload"
             )
@@ -71,6 +86,13 @@ def decode_payload(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         return text if isinstance(text, str) else text.decode()
+
+
+def without_reserved(payload: Any) -> Any:
+    """The payload without what is not for the task."""
+    if isinstance(payload, dict) and not RESERVED_KEYS.isdisjoint(payload):
+        return {key: value for key, value in payload.items() if key not in RESERVED_KEYS}
+    return payload
 
 
 def encode_stored(value: object) -> bytes:

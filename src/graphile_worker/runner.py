@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from graphile_worker._runtime.executor import Tasks
+    from graphile_worker._runtime.handlers import Tasks
     from graphile_worker.durations import Duration
     from graphile_worker.emitter import Events
     from graphile_worker.liveness import OnRecovery
     from graphile_worker.logs import AnyLogger
     from graphile_worker.options import FlagsOption
+    from graphile_worker.tasks import OnInvalidPayload
 
 
 async def run(
@@ -56,6 +57,7 @@ async def run(
     refund_attempt_on_recovery: bool = False,
     on_recovery: OnRecovery | None = None,
     exit_if_stuck: bool = False,
+    on_invalid_payload: OnInvalidPayload = "retry",
     health: str | int | None = None,
     handle_signals: bool = True,
     migrate: bool = True,
@@ -66,8 +68,8 @@ async def run(
     """Start a worker in this event loop; returns once it listens.
 
     Args:
-        tasks: The function for each task identifier, called with ``(payload)`` or ``(payload, ctx)``. An
-            ``async def`` runs on the event loop, a ``def`` on a thread.
+        tasks: The function for each task identifier, called with ``(payload)`` or ``(payload, ctx)``, or a
+            task that was made with ``@task``. An ``async def`` runs on the event loop, a ``def`` on a thread.
         task_directory: A folder with a file for each task, in place of `tasks`; see docs/command-line.md.
         dsn: The connection string; by default ``DATABASE_URL``, or the ``PG*`` variables.
         pool: A pool of asyncpg's in place of `dsn`. The worker keeps two of its connections; it is not
@@ -101,6 +103,9 @@ async def run(
             `Recovery`, or None for the default; may be async.
         exit_if_stuck: End this process if others may take its jobs and they cannot be stopped, because they
             run on threads or block the event loop. The command does so.
+        on_invalid_payload: What becomes of a job whose payload does not fit the parameters of a task that was
+            made with ``@task``: ``"retry"``, as after any failure, for a newer deploy may understand it, or
+            ``"fail"``.
         health: Where to answer ``/live`` and ``/ready`` over HTTP: a port, or ``"host:port"``.
         handle_signals: Stop at SIGINT, SIGTERM, SIGHUP and SIGUSR2; afterwards the signal takes its usual
             course.
@@ -159,6 +164,7 @@ async def run_once(
     refund_attempt_on_recovery: bool = False,
     on_recovery: OnRecovery | None = None,
     exit_if_stuck: bool = False,
+    on_invalid_payload: OnInvalidPayload = "retry",
     handle_signals: bool = True,
     migrate: bool = True,
     prepared_statements: bool = True,
@@ -184,14 +190,19 @@ async def run_once(
     tasks = _tasks_of(given.pop("tasks"), given.pop("task_directory"))
     runner = Runner(tasks, WorkerOptions.of(**given, listen=False, once=True))
     await runner.start()
+    await wait_until_ended(runner, shutdown_grace)
+    return runner.drained
+
+
+async def wait_until_ended(runner: Runner, grace: Duration) -> None:
+    """Until it has stopped; whoever stops waiting stops it, as a signal would."""
     try:
         await runner.wait()
     except asyncio.CancelledError:
-        # What runs is interrupted as by a signal; what cannot be recorded was logged.
+        # What cannot be recorded was logged.
         with suppress(ShutdownError):
-            await runner.stop(grace=shutdown_grace)
+            await runner.stop(grace=grace)
         raise
-    return runner.drained
 
 
 def _tasks_of(tasks: Tasks | None, directory: str | PathLike[str] | None) -> Tasks:

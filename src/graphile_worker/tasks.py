@@ -1,60 +1,377 @@
-"""`@task`: which functions of a module are tasks."""
+"""`@task` and `Task`: a function, or a class, that jobs can be made for."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+import copy
+import functools
+import inspect
+import logging
+import re
+import string
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+)
 
-from graphile_worker.errors import ConfigurationError
-from graphile_worker.job import MOST_IDENTIFIER, check_text
+import msgspec
+
+from graphile_worker.binding import Binding, read_class, read_function
+from graphile_worker.conversion import MisfitError
+from graphile_worker.errors import ConfigurationError, InvalidJobError
+from graphile_worker.job import Job, JobSpec
+from graphile_worker.payload import RESERVED_KEYS, without_reserved
+from graphile_worker.retry import read_policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine, Iterable
+    from datetime import datetime, timedelta
 
-    F = TypeVar("F", bound=Callable[..., Any])
+    from graphile_worker._db.connect import Connection
+    from graphile_worker.job import JobKeyMode
 
-_MARK = "__graphile_worker_task__"
-
-
-class Mark(NamedTuple):
-    """What `@task` said about a function."""
-
-    identifier: str | None
-    """None: as the file is named, or in a module of many tasks as the function is."""
-
-
-@overload
-def task(function: F, /) -> F: ...
-
-
-@overload
-def task(identifier: str, /) -> Callable[[F], F]: ...
+P = ParamSpec("P")
+"""What the function takes."""
+Q = ParamSpec("Q")
+"""The same without a context: what a job is added with."""
+R = TypeVar("R")
+T = TypeVar("T")
+OnInvalidPayload: TypeAlias = Literal["retry", "fail"]
+_IN_A_CRONTAB = re.compile(r"[_a-zA-Z][_a-zA-Z0-9:/-]*")
+logger = logging.getLogger("graphile_worker")
 
 
-def task(what: Any, /) -> Any:
-    """Mark a function as a task, for a worker that loads its tasks from files. It stays what it is.
+class JobOptions(TypedDict, total=False):
+    """What can be said about a job beside its payload: see `WorkerUtils.add_job`."""
 
-    >>> from graphile_worker import task
-    >>> @task
-    ... async def hello(payload):
-    ...     print(f"Hello, {payload['name']}")
-    >>> @task("mail/send")
-    ... def send(payload, ctx):
-    ...     ctx.logger.info("to %s", payload["to"])
+    queue_name: str | None
+    run_at: datetime | timedelta | None
+    max_attempts: int | None
+    job_key: str | None
+    job_key_mode: JobKeyMode | str | None
+    priority: int | None
+    flags: Iterable[str] | None
+
+
+class TaskOptions(TypedDict, total=False):
+    """What can be said about a task: see `TaskDecorator`."""
+
+    queue_name: str | None
+    max_attempts: int | None
+    job_key: str | Callable[..., str | None] | None
+    job_key_mode: JobKeyMode | str | None
+    priority: int | None
+    flags: Iterable[str] | None
+    retry: Any
+    batch: bool
+    on_invalid_payload: OnInvalidPayload | None
+
+
+class Queue(Protocol):
+    """Where the jobs of a task go."""
+
+    async def add_spec(self, spec: JobSpec, *, connection: Connection | None = None) -> Job:
+        """Add a job."""
+
+    async def add_jobs(self, jobs: Iterable[JobSpec], *, connection: Connection | None = None) -> list[Job]:
+        """Add many jobs."""
+
+    def blocking(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Wait for it in a thread that has no event loop."""
+
+
+class HandlerClass(Protocol):
+    """A class whose instances are payloads: a dataclass, a Struct of msgspec's, a model of pydantic's."""
+
+    identifier: ClassVar[str]
+
+    @property
+    def run(self) -> Callable[..., Any]:
+        """Called with a context, or with nothing."""
+
+
+class Enqueuer(Generic[Q]):
+    """Adds jobs of one task: `Task` itself, or what its `using` returns."""
+
+    _task: Task[Any, Q, Any]
+    _options: JobOptions
+    _connection: Connection | None
+
+    def using(self, *, connection: Connection | None = None, **options: Unpack[JobOptions]) -> Enqueuer[Q]:
+        """The same task, with other options than it has by itself.
+
+        Args:
+            connection: A connection of the caller's: the job is added in its transaction.
+            options: queue_name, run_at, max_attempts, job_key, job_key_mode, priority, flags: those of
+                `WorkerUtils.add_job`.
+        """
+        if unknown := options.keys() - JobOptions.__annotations__.keys():
+            raise InvalidJobError(
+                f"{', '.join(sorted(unknown))}: using() does not know that. It takes connection, "
+                f"{', '.join(JobOptions.__annotations__)}.",
+                argument=min(unknown),
+            )
+        new: Enqueuer[Q] = Enqueuer()
+        new._task = self._task
+        new._options = {**self._options, **options}
+        new._connection = self._connection if connection is None else connection
+        return new
+
+    def spec(self, *args: Q.args, **kwargs: Q.kwargs) -> JobSpec:
+        """The job for a call with these arguments, not added yet: for `App.add_jobs`.
+
+        Raises:
+            InvalidJobError: The function cannot be called like that, or an argument is not of its type.
+        """
+        return self._task.make_spec(args, kwargs, self._options)
+
+    async def enqueue(self, *args: Q.args, **kwargs: Q.kwargs) -> Job:
+        """Add a job that calls the function with these arguments, later and in a worker.
+
+        Raises:
+            InvalidJobError: The function cannot be called like that, or an argument is not of its type.
+                Nothing was added.
+            ConfigurationError: The task belongs to no app.
+        """
+        spec = self.spec(*args, **kwargs)
+        return await self._task.queue.add_spec(spec, connection=self._connection)
+
+    def enqueue_sync(self, *args: Q.args, **kwargs: Q.kwargs) -> Job:
+        """The same for code without an event loop, in any thread: waits until the job is added."""
+        spec = self.spec(*args, **kwargs)
+        self._refuse_connection("enqueue_sync")
+        return self._task.queue.blocking(self._task.queue.add_spec(spec))
+
+    async def enqueue_many(self, payloads: Iterable[Any]) -> list[Job]:
+        """Add a job for each payload, in few round trips: all of them or, if one cannot be added, none.
+
+        Args:
+            payloads: For a function that takes ``payload`` (or a list, in batches) what it takes; for others
+                mappings of the names of their parameters to values. May be an iterator of any length.
+        """
+        return await self._task.queue.add_jobs(self._specs(payloads), connection=self._connection)
+
+    def enqueue_many_sync(self, payloads: Iterable[Any]) -> list[Job]:
+        """The same for code without an event loop."""
+        self._refuse_connection("enqueue_many_sync")
+        return self._task.queue.blocking(self._task.queue.add_jobs(list(self._specs(payloads))))
+
+    def _specs(self, payloads: Iterable[Any]) -> Iterable[JobSpec]:
+        return (self._task.spec_for(payload, self._options) for payload in payloads)
+
+    def _refuse_connection(self, method: str) -> None:
+        if self._connection is not None:
+            raise ConfigurationError(
+                f"{method} cannot use that connection: one of asyncpg's belongs to an event loop. Call "
+                f"{method.removesuffix('_sync')} there, with await."
+            )
+
+
+class Task(Enqueuer[Q], Generic[P, Q, R]):
+    """A function that jobs can be made for. It can be called as before: then it just runs.
+
+    Attributes:
+        identifier: Under which name jobs ask for it.
+        function: The function.
+        options: What its jobs have unless they say otherwise.
+        retry: When it is tried again after a failure; None: as Graphile Worker has it.
+        batch: Whether it takes a list, of which each item succeeds or fails by itself.
+        on_invalid_payload: What becomes of a job whose payload does not fit; None: what the app says.
+
+    Example:
+        >>> import asyncio
+        >>> from graphile_worker import App
+        >>> app = App(dsn=dsn)
+        >>> @app.task(queue_name="greetings")
+        ... async def hello(name: str) -> None:
+        ...     print(f"Hello, {name}")
+        >>> asyncio.run(hello(name="Ann"))
+        Hello, Ann
+        >>> async def main():
+        ...     await app.migrate()
+        ...     await hello.using(priority=-1).enqueue(name="Bobby Tables")
+        ...     return await app.run_once()
+        >>> asyncio.run(main())
+        Hello, Bobby Tables
+        Drained(done=1, failed=0)
     """
-    if isinstance(what, str):
-        check_text("identifier", what, most=MOST_IDENTIFIER, code="GWBID")
-        return lambda function: _marked(function, what)
-    return _marked(what, None)
+
+    def __init__(self, function: Callable[P, R], identifier: str | None, options: TaskOptions) -> None:
+        functools.update_wrapper(self, function)
+        self.named = identifier is not None or isinstance(function, type)
+        """Whether it was given a name; otherwise it has the function's, until a folder gives it the "
+        "file's."""
+        self.identifier = identifier if identifier is not None else _name_of(function)
+        """Empty if it has none: then only a file can give it one."""
+        self.function: Callable[P, R] = function
+        self.handler_class: type[Any] | None = function if isinstance(function, type) else None
+        self.retry = read_policy(options.get("retry"))
+        self.batch = bool(options.get("batch"))
+        self.on_invalid_payload = options.get("on_invalid_payload")
+        given: Any = {name: options.get(name) for name in JobOptions.__annotations__}
+        chosen: Any = {name: value for name, value in given.items() if value is not None}
+        self.options: JobOptions = chosen
+        _check_identifier(self)
+        self.binding: Binding = self._read()
+        self._job_key = self._read_job_key(self.options.pop("job_key", None))
+        self._task, self._options, self._connection = self, {}, None
+        self._queue: Queue | None = None
+        self.owner: Queue | None = None
+        """The app that it was declared with; others cannot have it."""
+
+    def __repr__(self) -> str:
+        return f"<Task {self.identifier!r}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function, here and now: for tests, and for code that does not want a job."""
+        return self.function(*args, **kwargs)
+
+    @property
+    def queue(self) -> Queue:
+        """Where its jobs go."""
+        if self._queue is None:
+            raise ConfigurationError(
+                f"The task {self.identifier!r} belongs to no app, so nobody knows which database its jobs "
+                "go to. "
+                "Have an app include it; inside of another task, ctx.add_job adds a job by the task's name."
+            )
+        return self._queue
+
+    def attach(self, queue: Queue) -> None:
+        """From now on its jobs go there."""
+        self._queue = queue
+
+    def attached(self, queue: Queue) -> Task[P, Q, R]:
+        """The same task, whose jobs go there whatever becomes of this one."""
+        twin = copy.copy(self)
+        twin.attach(queue)
+        twin._task = twin  # noqa: SLF001 - it is one of us
+        return twin
+
+    def rename(self, identifier: str) -> None:
+        """Give it a name, if it was not given one."""
+        if not self.named:
+            self.identifier = identifier
+            _check_identifier(self)
+
+    def spec_for(self, payload: Any, given: JobOptions) -> JobSpec:
+        """The job with that payload, if the function can be called with it."""
+        with _refusing(self.identifier):
+            args, kwargs = self.binding.call_for(without_reserved(payload))
+        spec = self.make_spec(args, kwargs, given)
+        if isinstance(payload, dict) and (kept := RESERVED_KEYS & payload.keys()):
+            about = {key: payload[key] for key in kept}
+            spec = msgspec.structs.replace(spec, payload={**spec.payload, **about})
+        return spec
+
+    def make_spec(self, args: tuple[Any, ...], kwargs: dict[str, Any], given: JobOptions) -> JobSpec:
+        """The job for a call with these arguments."""
+        with _refusing(self.identifier):
+            payload = self.binding.payload(args, kwargs)
+        options: dict[str, Any] = {**self.options, **given}
+        if self._job_key is not None and "job_key" not in given:
+            options["job_key"] = self._job_key(args, kwargs)
+        return JobSpec(self.identifier, payload, **options)
+
+    def _read(self) -> Binding:
+        if self.on_invalid_payload not in {None, "retry", "fail"}:
+            raise ConfigurationError(
+                f"on_invalid_payload is {self.on_invalid_payload!r}; it must be 'retry' or 'fail'."
+            )
+        if self.handler_class is not None:
+            if self.batch:
+                raise ConfigurationError(f"The task {self.identifier!r} is a class, which has no batches.")
+            return read_class(self.handler_class, self.identifier)
+        return read_function(self.function, self.identifier, batch=self.batch)
+
+    def _read_job_key(
+        self, given: str | Callable[..., str | None] | None
+    ) -> Callable[[tuple[Any, ...], dict[str, Any]], str | None] | None:
+        if given is None:
+            return None
+        if callable(given):
+            return lambda args, kwargs: given(*args, **kwargs)
+        try:
+            roots = {
+                re.split(r"[.\[]", name, maxsplit=1)[0]
+                for _, name, _, _ in string.Formatter().parse(given)
+                if name is not None
+            }
+        except ValueError as error:
+            raise ConfigurationError(
+                f"The job_key of the task {self.identifier!r} is {given!r}: {error}."
+            ) from None
+        if unknown := roots - set(self.binding.names):
+            raise ConfigurationError(
+                f"The job_key of the task {self.identifier!r} is {given!r}, but it has no parameter "
+                f"{min(unknown)!r}. It has: {', '.join(self.binding.names) or 'none'}."
+            )
+        if not roots:
+            return lambda _args, _kwargs: given.format()
+        binding = self.binding
+        return lambda args, kwargs: given.format(**binding.named(binding.bound(args, kwargs)))
 
 
-def _marked(function: Any, identifier: str | None) -> Any:
-    if not callable(function):
-        raise ConfigurationError(f"@task is for functions, not for {function!r}.")
-    setattr(function, _MARK, Mark(identifier))
-    return function
+def task_of(thing: object) -> Task[Any, Any, Any] | None:
+    """The task that it is, or that the class was made."""
+    if isinstance(thing, type):
+        thing = vars(thing).get("__graphile_worker_task__")
+    return thing if isinstance(thing, Task) else None
 
 
-def mark_of(thing: object) -> Mark | None:
-    """What `@task` said about it, if it did."""
-    mark = getattr(thing, _MARK, None)
-    return mark if isinstance(mark, Mark) else None
+class _refusing:  # noqa: N801 - used like a function
+    """Says whose arguments are wrong."""
+
+    def __init__(self, identifier: str) -> None:
+        self._identifier = identifier
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, MisfitError):
+            raise InvalidJobError(
+                f"The task {self._identifier!r} cannot be given that: {error}.", argument="payload"
+            ) from None
+        if isinstance(error, TypeError) and error.__traceback__ is not None:
+            raise InvalidJobError(
+                f"The task {self._identifier!r} cannot be called like that: {error}.", argument="payload"
+            ) from error
+
+
+def _name_of(function: Any) -> str:
+    if isinstance(function, type):
+        identifier = getattr(function, "identifier", None)
+        if not isinstance(identifier, str):
+            raise ConfigurationError(
+                f"The class {function.__qualname__} has no identifier, so it cannot be a task. Add one: "
+                'identifier: ClassVar[str] = "…".'
+            )
+        return identifier
+    name = getattr(function, "__name__", None)
+    return name if isinstance(name, str) and name.isidentifier() else ""
+
+
+def _check_identifier(new: Task[Any, Any, Any]) -> None:
+    if not new.identifier and not new.named:
+        return
+    try:
+        # It checks the defaults too.
+        options = {**new.options, "job_key": None}
+        JobSpec(new.identifier, **options)  # type: ignore[arg-type]
+    except InvalidJobError as error:
+        raise ConfigurationError(f"{inspect.unwrap(new)!r} cannot be that task: {error}") from None
+    if not _IN_A_CRONTAB.fullmatch(new.identifier):
+        logger.warning(
+            "The task %r cannot be named in a crontab: that takes a letter or _, then letters, digits and "
+            ": / _ -",
+            new.identifier,
+        )

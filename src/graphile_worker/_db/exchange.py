@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from asyncpg.pool import PoolConnectionProxy
 
+from graphile_worker._db.changes import as_changes
 from graphile_worker._db.connect import knows_all_characters, read_committed
 from graphile_worker._db.sql import Schema, statements_for
 from graphile_worker.job import Job, JobState
-from graphile_worker.outcome import Completed, Failed, Interrupted, Outcome, Returned, describe_error
 from graphile_worker.payload import decode_payload
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from graphile_worker._db.connect import Connection
+    from graphile_worker.outcome import Outcome
 
     Fetch = Callable[..., Awaitable[list[asyncpg.Record]]]
 
@@ -186,7 +186,7 @@ async def exchange(
         [result.held.locked_at for result in results],
         [result.queue and result.queue.id for result in results] if queued else None,
         [result.queue and result.queue.locked_at for result in results] if queued else None,
-        _changes(connection, results),
+        as_changes(results, unicode=knows_all_characters(connection)),
         list(tasks),
         wish.wanted,
         wish.run_length,
@@ -224,35 +224,6 @@ def _read_reply(rows: list[asyncpg.Record], worker_id: str, tasks: Mapping[int, 
     reply.claimed = [_read_held(row, worker_id, tasks, queues, now) for row in claimed]
     reply.claimed.sort(key=_order)
     return reply
-
-
-def _changes(connection: Connection, results: Sequence[Result]) -> str | None:
-    """What is to be done to those that did not complete."""
-    others = [result for result in results if type(result.outcome) is not Completed]
-    if not others:
-        return None
-    unicode = knows_all_characters(connection)
-    changes = [_change(result.held, result.outcome, unicode=unicode) for result in others]
-    # Not as escapes, which an old server takes only if its encoding is UTF-8.
-    return json.dumps(changes, ensure_ascii=False)
-
-
-def _change(held: Held, outcome: Outcome, *, unicode: bool) -> dict[str, object]:
-    job = held.job
-    change: dict[str, object] = {"id": job.id, "locked_at": held.locked_at.isoformat()}
-    match outcome:
-        case Failed(error=error):
-            text = describe_error(error)
-            if not unicode:  # the database may not have every character
-                text = text.encode("ascii", "backslashreplace").decode()
-            return {**change, "action": "fail", "error": text}
-        case Interrupted() | Returned():
-            # Without a delay it keeps its run_at, and with it its place among the others.
-            delay = (isinstance(outcome, Interrupted) and outcome.delay) or None
-            attempts = None if held.superseded else job.attempts
-            return {**change, "action": "return", "delay": delay, "attempts": attempts, "key": job.key}
-        case Completed():
-            raise AssertionError("completed jobs are not changed but deleted")
 
 
 def _read_held(

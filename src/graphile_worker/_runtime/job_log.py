@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphile_worker import events as event
+from graphile_worker.outcome import ControlFlow, Retry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from types import TracebackType
 
     from graphile_worker.emitter import Events
@@ -29,11 +31,17 @@ class JobLog:
         self._said = 0
         self._unsaid = 0
         self._silent = bool(os.environ.get("NO_LOG_SUCCESS"))
+        self._listeners: dict[type[event.Event], Callable[[Any], None]] = {
+            event.JobFailure: self._failure,
+            event.JobSnoozed: self._snoozed,
+            event.JobCancelled: self._cancelled,
+            event.JobInterrupted: self._interrupted,
+            event.JobLost: self._lost,
+        }
         if not self._silent:
-            events.on(event.JobComplete, self._complete)
-        events.on(event.JobFailure, self._failure)
-        events.on(event.JobInterrupted, self._interrupted)
-        events.on(event.JobLost, self._lost)
+            self._listeners[event.JobComplete] = self._complete
+        for kind, listener in self._listeners.items():
+            events.on(kind, listener)
         self._events = events
 
     def connected(self, worker_id: str, tasks: Iterable[str]) -> None:
@@ -46,10 +54,8 @@ class JobLog:
     def close(self) -> None:
         """Say what was not said, and listen no more: the emitter may be the caller's."""
         self._catch_up()
-        self._events.off(event.JobComplete, self._complete)
-        self._events.off(event.JobFailure, self._failure)
-        self._events.off(event.JobInterrupted, self._interrupted)
-        self._events.off(event.JobLost, self._lost)
+        for kind, listener in self._listeners.items():
+            self._events.off(kind, listener)
 
     def _complete(self, done: event.JobComplete) -> None:
         if done.error is not None:
@@ -79,20 +85,44 @@ class JobLog:
         self._unsaid = 0
 
     def _failure(self, failed: event.JobFailure) -> None:
-        job = failed.job
-        last = job.attempts >= job.max_attempts
-        traceback = _without_ours(failed.error)
-        self._logger.error(
+        job, error = failed.job, failed.error
+        # What the task chose needs no traceback, but what made it choose has one.
+        shown = error.__cause__ if isinstance(error, ControlFlow) else error
+        traceback = None if shown is None else _without_ours(shown)
+        then = ": no more attempts" if failed.retry_in is None else f"; again in {failed.retry_in:.3g} s"
+        self._logger.log(
+            logging.WARNING if isinstance(error, Retry) and failed.retry_in is not None else logging.ERROR,
             "Job %d failed (%s, %.2f ms, attempt %d of %d%s)%s",
             job.id,
             job.task_identifier,
             failed.duration * 1000,
             job.attempts,
             job.max_attempts,
-            ": no more attempts" if last else "",
-            "" if traceback else f": {failed.error}",
-            exc_info=(type(failed.error), failed.error, traceback) if traceback else None,
+            then,
+            "" if traceback and shown is error else f": {error}",
+            exc_info=(type(shown), shown, traceback) if shown is not None and traceback else None,
             extra=_about(failed),
+        )
+
+    def _snoozed(self, snoozed: event.JobSnoozed) -> None:
+        job = snoozed.job
+        self._logger.info(
+            "Job %d was snoozed for %g s (%s)%s",
+            job.id,
+            snoozed.delay,
+            job.task_identifier,
+            f": {snoozed.reason}" if snoozed.reason else "",
+            extra=_about(snoozed),
+        )
+
+    def _cancelled(self, cancelled: event.JobCancelled) -> None:
+        job = cancelled.job
+        self._logger.info(
+            "Job %d was cancelled (%s)%s",
+            job.id,
+            job.task_identifier,
+            f": {cancelled.reason}" if cancelled.reason else "",
+            extra=_about(cancelled),
         )
 
     def _interrupted(self, interrupted: event.JobInterrupted) -> None:
@@ -124,7 +154,12 @@ def _without_ours(error: BaseException) -> TracebackType | None:
 
 
 def _about(
-    about: event.JobComplete | event.JobFailure | event.JobInterrupted | event.JobLost,
+    about: event.JobComplete
+    | event.JobFailure
+    | event.JobSnoozed
+    | event.JobCancelled
+    | event.JobInterrupted
+    | event.JobLost,
 ) -> dict[str, object]:
     return {
         "task_identifier": about.job.task_identifier,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from graphile_worker._db.exchange import Held
-    from graphile_worker._runtime.executor import Tasks
+    from graphile_worker._runtime.handlers import Tasks
     from graphile_worker.durations import Duration
     from graphile_worker.liveness import Health
     from graphile_worker.options import WorkerOptions

@@ -13,8 +13,9 @@ from graphile_worker._db.connect import Pool
 from graphile_worker._db.session import Session
 from graphile_worker._runtime.clock import Clock
 from graphile_worker._runtime.exchanger import Exchanger
-from graphile_worker._runtime.executor import Executor, read_handlers
+from graphile_worker._runtime.executor import Executor
 from graphile_worker._runtime.flags import ForbiddenFlags
+from graphile_worker._runtime.handlers import read_handlers
 from graphile_worker._runtime.health import HealthCheck
 from graphile_worker._runtime.in_hand import InHand
 from graphile_worker._runtime.job_log import JobLog
@@ -35,7 +36,7 @@ from graphile_worker.recovery import Policy, Sweeper
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from graphile_worker._runtime.executor import Handler, Tasks
+    from graphile_worker._runtime.handlers import Handler, Tasks
     from graphile_worker.options import WorkerOptions
 
 _ID_BYTES = 9
@@ -60,7 +61,7 @@ class Parts:
         on_migration: Callable[[], None],
         check_revisions: Callable[[], Awaitable[None]],
     ) -> None:
-        handlers = read_handlers(tasks)
+        handlers = read_handlers(tasks, on_invalid_payload=options.on_invalid_payload)
         _check_task_leases(options, handlers)
         worker_id = f"python-{secrets.token_hex(_ID_BYTES)}"
         self._options = options

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from graphile_worker import events as event
-from graphile_worker.outcome import Completed, Failed, Interrupted
+from graphile_worker.outcome import Cancelled, Completed, Failed, Interrupted, Snoozed
 
 if TYPE_CHECKING:
     import asyncio
@@ -27,7 +28,8 @@ class Run(msgspec.Struct, eq=False):
     duration: float = 0.0
     error: BaseException | None = None
     """What it failed with, if it did."""
-    interrupted: bool = False
+    comes_back: bool = False
+    """Whether it was interrupted, or snoozed: then nothing of it is complete."""
     fenced: bool = False
     """Whether it was told to stop because it is not ours any more."""
 
@@ -45,19 +47,37 @@ def tell_ended(events: Events, run: Run, outcome: Outcome) -> None:
         case Completed():
             if events.wants(event.JobSuccess):
                 events.emit(event.JobSuccess(worker=run.slot, job=job, duration=run.duration))
-        case Failed(error=error):
+        case Failed(error=error, batch_errors=errors):
             run.error = error
-            events.emit(event.JobFailure(worker=run.slot, job=job, error=error, duration=run.duration))
-            if job.attempts >= job.max_attempts:
-                events.emit(event.JobFailed(worker=run.slot, job=job, error=error, duration=run.duration))
+            what: dict[str, Any] = {"worker": run.slot, "job": job, "error": error, "duration": run.duration}
+            retry_in = outcome.retry_in(job, datetime.now(UTC))
+            events.emit(event.JobFailure(**what, batch_job_errors=errors, retry_in=retry_in))
+            if retry_in is None:
+                events.emit(event.JobFailed(**what, batch_job_errors=errors))
+        case Cancelled(choice=choice):
+            run.error = choice
+            events.emit(
+                event.JobCancelled(worker=run.slot, job=job, reason=choice.reason, duration=run.duration)
+            )
+        case Snoozed(choice=choice):
+            run.comes_back = True
+            events.emit(
+                event.JobSnoozed(
+                    worker=run.slot,
+                    job=job,
+                    delay=choice.delay,
+                    reason=choice.reason,
+                    duration=run.duration,
+                )
+            )
         case Interrupted():
-            run.interrupted = True
+            run.comes_back = True
             events.emit(event.JobInterrupted(worker=run.slot, job=job, duration=run.duration))
 
 
 def tell_settled(events: Events, run: Run, kind: type[event.JobComplete | event.JobLost]) -> None:
-    """The database has been told. Of a job that was interrupted nothing is complete."""
-    if events.wants(kind) and not (run.interrupted and kind is event.JobComplete):
+    """The database has been told."""
+    if events.wants(kind) and not (run.comes_back and kind is event.JobComplete):
         events.emit(kind(worker=run.slot, job=run.held.job, error=run.error, duration=run.duration))
 
 

@@ -1,4 +1,4 @@
-"""A thread with an event loop of its own, for what must go on while a task blocks the worker's."""
+"""A thread with an event loop of its own, beside a loop that tasks may block, or where there is none."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ T = TypeVar("T")
 
 
 class Sidecar:
-    """Runs coroutines beside the worker's event loop."""
+    """Runs coroutines on a thread of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "graphile-worker sidecar") -> None:
         # A daemon: a process that was told to die can.
-        self._thread = threading.Thread(target=self._run, name="graphile-worker sidecar", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._loop: Future[asyncio.AbstractEventLoop] = Future()
         self._stopping = asyncio.Event()
 
@@ -42,6 +42,12 @@ class Sidecar:
     def end(self) -> None:
         """End; called there."""
         self._stopping.set()
+
+    def end_from_outside(self, timeout: float) -> None:
+        """End all that runs there, from a thread without an event loop."""
+        if self._thread.is_alive():
+            self.call(self.end)
+            self._thread.join(timeout)
 
     async def stop(self) -> None:
         """End all that runs there. May be called again, and before `start`."""

@@ -108,15 +108,16 @@ def root(ctx: click.Context, /, **_: Any) -> None:
             ctx.fail(f"{flag} is about running a worker; it does nothing with {verb}.")
 
 
-@root.command(context_settings=_CONTEXT, epilog="\b\nExample: graphile-worker run myapp.jobs:tasks -j 10")
+@root.command(context_settings=_CONTEXT, epilog="\b\nExample: graphile-worker run myapp.jobs:app -j 10")
 @_actions
 @_settings(of_run=True)
-@click.argument("tasks_of", metavar="[MODULE:TASKS]", required=False)
+@click.argument("tasks_of", metavar="[MODULE:APP]", required=False)
 @click.pass_context
 def run(ctx: click.Context, /, tasks_of: str | None, **_: Any) -> None:
     """Run a worker, as without a command; or with the tasks that a module has.
 
-    MODULE:TASKS names a mapping of task identifiers to functions.
+    MODULE:APP names an App, or a mapping of task identifiers to functions. What an App says of its
+    connection holds, unless a flag says otherwise.
     """
     _run({**ctx.obj, **_given(ctx)}, tasks_of)
 

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,24 +15,31 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphile_worker.administration import CleanupTask
+from graphile_worker.app import App
 from graphile_worker.cli import logs
 from graphile_worker.cli.control import Control
 from graphile_worker.cli.exits import BREAKING_MIGRATION, end_by
 from graphile_worker.cli.settings import unknown_variables
 from graphile_worker.client import WorkerUtils, run_migrations
 from graphile_worker.emitter import Events
-from graphile_worker.errors import MissingExtraError, SchemaTooNewError
-from graphile_worker.loader import load_mapping, load_tasks
+from graphile_worker.errors import ConfigurationError, MissingExtraError, SchemaTooNewError
+from graphile_worker.loader import load_named, load_tasks
 from graphile_worker.runner import run, run_once
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from graphile_worker._runtime.executor import Tasks
+    from graphile_worker._runtime.handlers import Tasks
     from graphile_worker.administration import Cleaned
     from graphile_worker.cli.settings import Value
     from graphile_worker.runner import Runner
 
+_OF_CONNECTION = {
+    "dsn": "connection",
+    "schema": "schema",
+    "max_pool_size": "max_pool_size",
+    "prepared_statements": "prepared_statements",
+}
 logger = logging.getLogger("graphile_worker")
 
 
@@ -69,12 +77,12 @@ def run_worker(
         paths = _watched(settings, tasks_of) if watch else ()
         supervise(settings["processes"].value, once=once, watched=paths)
     else:
-        tasks = _load(settings, tasks_of)
+        what = _load(settings, tasks_of)
         _explain_crontab(settings)
         stopped_by: list[str] = []
-        events = Events()
+        events = what.events if isinstance(what, App) else Events()
         events.on("gracefulShutdown", lambda event: stopped_by.append(event.signal))
-        work = (_run_once if once else _run)(settings, tasks, events, control)
+        work = (_run_once if once else _run)(settings, what, events, control)
         status = asyncio.run(work)
         if stopped_by:
             end_by(signal.Signals[stopped_by[0]])
@@ -87,16 +95,25 @@ def _refuse_together(**chosen: bool) -> None:
         raise click.UsageError(f"{' and '.join(flags)} cannot be combined.")
 
 
-async def _run(settings: Mapping[str, Value], tasks: Tasks, events: Events, control: Control | None) -> int:
-    runner = await run(
-        tasks,
+async def _run(
+    settings: Mapping[str, Value], what: App | Tasks, events: Events, control: Control | None
+) -> int:
+    options: Any = {
         **_of_both(settings),
-        events=events,
-        poll_interval=settings["poll_interval"].value,
-        listen=settings["listen"].value,
-        listen_dsn=settings["listen_connection"].value,
-        health=settings["health"].value,
-    )
+        "poll_interval": settings["poll_interval"].value,
+        "listen": settings["listen"].value,
+        "listen_dsn": settings["listen_connection"].value,
+        "health": settings["health"].value,
+        "handle_signals": True,
+    }
+    if isinstance(what, App):
+        async with what.running(**options) as runner:
+            return await _wait(runner, settings, control)
+    runner = await run(what, **_connection(settings), **options, events=events)
+    return await _wait(runner, settings, control)
+
+
+async def _wait(runner: Runner, settings: Mapping[str, Value], control: Control | None) -> int:
     if control is not None:
         _obey(control, runner, settings["shutdown_grace"].value)
     try:
@@ -123,11 +140,14 @@ def _obey(control: Control, runner: Runner, grace: float) -> None:
 
 
 async def _run_once(
-    settings: Mapping[str, Value], tasks: Tasks, events: Events, control: Control | None
+    settings: Mapping[str, Value], what: App | Tasks, events: Events, control: Control | None
 ) -> int:
     if control is not None:
         control.listen(finish=_stop_ourselves, orphaned=_stop_ourselves)
-    drained = await run_once(tasks, **_of_both(settings), events=events)
+    if isinstance(what, App):
+        drained = await what.run_once(**_of_both(settings))
+    else:
+        drained = await run_once(what, **_connection(settings), **_of_both(settings), events=events)
     logger.info("Nothing is left to run: %d jobs done, %d failed", drained.done, drained.failed)
     return 0
 
@@ -136,15 +156,25 @@ def _stop_ourselves() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _connection(settings: Mapping[str, Value]) -> dict[str, Any]:
+    """Where the queue is, and how to connect to it."""
+    return {argument: settings[name].value for argument, name in _OF_CONNECTION.items()}
+
+
+def _configure(app: App, settings: Mapping[str, Value]) -> App:
+    """What the app itself says of the connection holds, unless a flag says otherwise."""
+    for argument, name in _OF_CONNECTION.items():
+        value, source = settings[name]
+        if source.startswith("-") or (source != "default" and not app.sets(argument)):
+            app.configure(**{argument: value})
+    return app
+
+
 def _of_both(settings: Mapping[str, Value]) -> dict[str, Any]:
-    """What `run` and `run_once` take."""
+    """What `run` and `run_once` take beside that."""
     names = {
-        "dsn": "connection",
-        "schema": "schema",
         "concurrency": "jobs",
-        "max_pool_size": "max_pool_size",
         "prefetch": "prefetch",
-        "prepared_statements": "prepared_statements",
         "shutdown_grace": "shutdown_grace",
         "recovery": "recovery",
         "heartbeat_interval": "heartbeat_interval",
@@ -158,10 +188,20 @@ def _of_both(settings: Mapping[str, Value]) -> dict[str, Any]:
     }
 
 
-def _load(settings: Mapping[str, Value], tasks_of: str | None) -> Tasks:
+def _load(settings: Mapping[str, Value], tasks_of: str | None) -> App | Tasks:
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)  # where the modules are that tasks import
-    return load_mapping(tasks_of) if tasks_of else load_tasks(settings["tasks"].value)
+    if tasks_of is None:
+        return load_tasks(settings["tasks"].value)
+    found = load_named(tasks_of)
+    if isinstance(found, App):
+        return _configure(found, settings)
+    if isinstance(found, Mapping):
+        return found
+    raise ConfigurationError(
+        f"{tasks_of} must be an App, or a mapping of task identifiers to functions, not a "
+        f"{type(found).__name__!r}."
+    )
 
 
 def _watched(settings: Mapping[str, Value], tasks_of: str | None) -> list[Path]:
@@ -185,9 +225,13 @@ def _clean_up(settings: Mapping[str, Value], tasks_of: str | None, names: Sequen
         if name not in set(CleanupTask):
             raise click.UsageError(f"There is no cleanup {name!r}. There are: {', '.join(CleanupTask)}.")
     # Workers remember the numbers of their tasks, so the names of ours are kept.
-    keep = list(_load(settings, tasks_of)) if CleanupTask.GC_TASK_IDENTIFIERS in chosen else []
+    keep = _identifiers(_load(settings, tasks_of)) if CleanupTask.GC_TASK_IDENTIFIERS in chosen else []
     jobs, identifiers, queues = asyncio.run(_cleaned(settings, chosen, keep))
     click.echo(f"Removed {jobs} jobs, {identifiers} task identifiers and {queues} queues")
+
+
+def _identifiers(what: App | Tasks) -> list[str]:
+    return list(what.tasks if isinstance(what, App) else what)
 
 
 async def _cleaned(settings: Mapping[str, Value], chosen: list[str], keep: list[str]) -> Cleaned:

@@ -1,0 +1,85 @@
+"""From what became of jobs to what the exchange is to change."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from graphile_worker.outcome import (
+    Cancelled,
+    Completed,
+    Failed,
+    Interrupted,
+    Outcome,
+    Returned,
+    Snoozed,
+    describe_error,
+)
+from graphile_worker.payload import encode_stored
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from graphile_worker._db.exchange import Held, Result
+
+_LONGEST_DELAY = 3e10
+"""Seconds, about a thousand years: beyond, PostgreSQL or Python would refuse the date."""
+
+
+def as_changes(results: Sequence[Result], *, unicode: bool) -> str | None:
+    """What is to be done to those that did not complete.
+
+    Args:
+        results: What became of jobs.
+        unicode: Whether the database has every character.
+    """
+    others = [result for result in results if type(result.outcome) is not Completed]
+    if not others:
+        return None
+    changes = [_change(result.held, result.outcome, unicode=unicode) for result in others]
+    # Not as escapes, which an old server takes only if its encoding is UTF-8.
+    return json.dumps(changes, ensure_ascii=False)
+
+
+def _change(held: Held, outcome: Outcome, *, unicode: bool) -> dict[str, object]:
+    job = held.job
+    change: dict[str, object] = {"id": job.id, "locked_at": held.locked_at.isoformat()}
+    error = _error_of(outcome)
+    if error is not None:
+        text = describe_error(error)
+        # The database may not have every character.
+        change["error"] = text if unicode else text.encode("ascii", "backslashreplace").decode()
+    match outcome:
+        case Failed():
+            change |= {"action": "fail", "delay": _bounded(outcome.delay), "final": outcome.final}
+            if outcome.at is not None:
+                change["at"] = outcome.at.isoformat()
+            if outcome.payload is not msgspec.UNSET:
+                change["payload"] = encode_stored(outcome.payload).decode()
+            return change
+        case Cancelled():
+            return {**change, "action": "fail", "final": True}
+        case Snoozed() | Interrupted() | Returned():
+            attempts = None if held.superseded else job.attempts
+            change |= {"action": "return", "attempts": attempts, "key": job.key}
+            if isinstance(outcome, Snoozed):
+                change |= {"action": "snooze", "delay": _bounded(outcome.choice.delay)}
+            elif isinstance(outcome, Interrupted):
+                # Without a delay it keeps its run_at, and with it its place among the others.
+                change["delay"] = outcome.delay or None
+            return change
+        case Completed():
+            raise AssertionError("completed jobs are not changed but deleted")
+
+
+def _error_of(outcome: Outcome) -> BaseException | None:
+    match outcome:
+        case Failed(error=error) | Snoozed(choice=error) | Cancelled(choice=error):
+            return error
+    return None
+
+
+def _bounded(delay: float | None) -> float | None:
+    return None if delay is None else min(delay, _LONGEST_DELAY)

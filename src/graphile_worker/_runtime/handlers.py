@@ -1,0 +1,202 @@
+"""How each task is called, and what its failures come to."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from graphile_worker.batch import Batch, failed_in_part, failures
+from graphile_worker.binding import Items
+from graphile_worker.context import JobContext
+from graphile_worker.conversion import MisfitError
+from graphile_worker.errors import BatchError, ConfigurationError, InvalidPayloadError
+from graphile_worker.job import MOST_IDENTIFIER, check_text
+from graphile_worker.outcome import ControlFlow, Fail, Failed, chosen
+from graphile_worker.retry import Failure, check_decision
+from graphile_worker.tasks import Task, task_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from graphile_worker.context import Surroundings
+    from graphile_worker.job import Job
+    from graphile_worker.outcome import Outcome
+
+    Tasks = Mapping[str, Callable[..., Any]]
+
+_PAYLOAD_AND_CONTEXT = 2
+logger = logging.getLogger("graphile_worker")
+
+
+class Call(NamedTuple):
+    """A call to be made."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    batch: Batch | None = None
+
+
+class Handler(Protocol):
+    """A task, as the executor sees it."""
+
+    function: Callable[..., Any]
+    is_async: bool
+
+    def call(self, job: Job, surroundings: Surroundings) -> Call:
+        """What to call the function with; raises `InvalidPayloadError`."""
+
+    async def conclude(self, job: Job, call: Call, value: Any) -> None:
+        """The function returned that; raises what is wrong with it."""
+
+    def failed(self, job: Job, error: BaseException) -> Outcome:
+        """What the job comes to because of an error."""
+
+
+class ByPosition:
+    """A plain function: called with the payload and, if it takes two arguments, the context."""
+
+    def __init__(self, function: Callable[..., Any], *, takes_context: bool) -> None:
+        self.function = function
+        self.is_async = is_async(function)
+        self._takes_context = takes_context
+
+    def call(self, job: Job, surroundings: Surroundings) -> Call:
+        """The payload as it is."""
+        if self._takes_context:
+            return Call((job.payload, JobContext(job, surroundings)), {})
+        return Call((job.payload,), {})
+
+    async def conclude(self, job: Job, call: Call, value: Any) -> None:  # noqa: ARG002
+        """A list returned for a list has a result for each item, as with Graphile Worker."""
+        if not (isinstance(job.payload, list) and isinstance(value, list | tuple)):
+            return
+        if len(value) != len(job.payload):
+            logger.warning(
+                "Job %d (%s) has %d items and returned %d results, which are ignored: the job is complete",
+                *(job.id, job.task_identifier, len(job.payload), len(value)),
+            )
+        elif errors := await failures(value):
+            raise failed_in_part(job.payload, errors)
+
+    def failed(self, job: Job, error: BaseException) -> Outcome:  # noqa: ARG002
+        """As the task chose, or as Graphile Worker has it."""
+        return failure(error)
+
+
+class OfTask:
+    """A function that was declared: called with what its parameters ask for."""
+
+    def __init__(self, task: Task[Any, Any, Any], *, on_invalid_payload: str) -> None:
+        self._binding = task.binding
+        self._policy = task.retry
+        self._ends_invalid = (task.on_invalid_payload or on_invalid_payload) == "fail"
+        self.function = task.binding.function
+        self.is_async = is_async(self.function)
+        self.call = self._call_with_batch if isinstance(task.binding, Items) else self._call
+        self._takes_context = task.binding.takes_context
+
+    def _call(self, job: Job, surroundings: Surroundings) -> Call:
+        context = JobContext(job, surroundings) if self._takes_context else None
+        try:
+            return Call(*self._binding.arguments(job.payload, context))
+        except MisfitError as error:
+            raise InvalidPayloadError(f"The payload does not fit: {error}", path=error.path) from None
+
+    def _call_with_batch(self, job: Job, surroundings: Surroundings) -> Call:
+        assert isinstance(self._binding, Items)  # noqa: S101 - for the type checker
+        batch = Batch(job.payload, self._binding.item, final=self._ends_invalid)
+        args: tuple[Any, ...] = (batch.good,)
+        kwargs: dict[str, Any] = {}
+        if self._takes_context:
+            args, kwargs = self._binding.with_context(args, kwargs, JobContext(job, surroundings))
+        return Call(args, kwargs, batch)
+
+    async def conclude(self, job: Job, call: Call, value: Any) -> None:  # noqa: ARG002
+        """What a batch returned says which items failed."""
+        if call.batch is not None:
+            await call.batch.settle(value)
+
+    def failed(self, job: Job, error: BaseException) -> Outcome:
+        """As the task chose, or its policy, or as Graphile Worker has it."""
+        if isinstance(error, InvalidPayloadError) and self._ends_invalid:
+            return failure(error, final=True)
+        if self._policy is None or isinstance(error, ControlFlow):
+            return failure(error)
+        try:
+            delay, at = check_decision(self._policy(Failure(job, error)))
+        except ControlFlow as choice:
+            # Without a reason of its own it is the error that counts.
+            is_plain = isinstance(choice, Fail) and not choice.reason
+            return failure(error, final=True) if is_plain else chosen(choice)
+        except Exception:
+            logger.exception(
+                "The retry policy of %r failed, so its job has the usual delay", job.task_identifier
+            )
+            return failure(error)
+        return failure(error, delay=delay, at=at)
+
+
+def failure(error: BaseException, **when: Any) -> Outcome:
+    """What an error comes to by itself."""
+    if isinstance(error, ControlFlow):
+        return chosen(error)
+    if isinstance(error, BatchError):
+        when["final"] = error.final or when.get("final", False)
+        return Failed(error, payload=error.left, batch_errors=error.errors, **when)
+    return Failed(error, **when)
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether what it returns is to be awaited."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__
+    )
+
+
+def read_handlers(tasks: Tasks, *, on_invalid_payload: str = "retry") -> dict[str, Handler]:
+    """The tasks by their identifiers; refuses what cannot be one."""
+    if not isinstance(tasks, Mapping):
+        raise ConfigurationError(
+            f"tasks is a {type(tasks).__name__}; it must be a mapping of task identifiers to functions."
+        )
+    if not tasks:
+        raise ConfigurationError(
+            'There are no tasks: pass tasks={"identifier": function}, with at least one.'
+        )
+    handlers: dict[str, Handler] = {}
+    for identifier, function in tasks.items():
+        check_text("identifier", identifier, most=MOST_IDENTIFIER, code="GWBID")
+        if (task := task_of(function)) is not None:
+            handlers[identifier] = OfTask(task, on_invalid_payload=on_invalid_payload)
+        else:
+            handlers[identifier] = _read_function(identifier, function)
+    return handlers
+
+
+def _read_function(identifier: str, function: Callable[..., Any]) -> ByPosition:
+    if not callable(function):
+        hint = " Pass the function itself, without calling it." if inspect.isawaitable(function) else ""
+        raise ConfigurationError(f"The task {identifier!r} is {function!r}, which is no function.{hint}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(f"The task {identifier!r} yields, so calling it would run nothing of it.")
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:  # some functions written in C do not tell
+        return ByPosition(function, takes_context=False)
+    by_position = [p for p in parameters if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD}]
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    required = [
+        p
+        for p in parameters
+        if p.default is p.empty
+        if p.kind is p.KEYWORD_ONLY or p in by_position[_PAYLOAD_AND_CONTEXT:]
+    ]
+    if required or not (by_position or takes_any):
+        raise ConfigurationError(
+            f"The task {identifier!r} cannot be called with a payload and a context: its parameters are "
+            f"{inspect.signature(function)}. It should take (payload) or (payload, ctx)."
+        )
+    takes_context = takes_any or len(by_position) >= _PAYLOAD_AND_CONTEXT
+    return ByPosition(function, takes_context=takes_context)

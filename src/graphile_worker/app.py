@@ -1,0 +1,338 @@
+"""`App`: tasks, and the queue that their jobs go to."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, Unpack
+
+from graphile_worker.blocking import Blocking
+from graphile_worker.clients import DEFAULTS, Clients
+from graphile_worker.decorator import TaskDecorator
+from graphile_worker.emitter import Events
+from graphile_worker.errors import ConfigurationError, InvalidJobError
+from graphile_worker.job import Job, JobSpec
+from graphile_worker.runner import run, run_once, wait_until_ended
+from graphile_worker.tasks import HandlerClass, JobOptions, OnInvalidPayload, Task, task_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import asyncpg
+
+    from graphile_worker._db.connect import Connection
+    from graphile_worker._runtime.handlers import Tasks
+    from graphile_worker.client import WorkerUtils
+    from graphile_worker.logs import AnyLogger
+    from graphile_worker.options import OnceOptions, RunOptions
+    from graphile_worker.runner import Drained, Runner
+
+    AnyTask: TypeAlias = Task[Any, Any, Any]
+
+T = TypeVar("T")
+_GRACE = 5.0
+
+
+class App:
+    """Tasks, and the queue that their jobs go to.
+
+    Connections are opened when they are first needed, for each event loop its own, and closed with it: there
+    is no need to open or close an app, though ``async with app`` and `close` do. Nothing of it is global;
+    there may be several.
+
+    Args:
+        dsn: The connection string; by default ``DATABASE_URL``, or the ``PG*`` variables.
+        pool: A pool of asyncpg's in place of `dsn`; it stays the caller's, and is not closed.
+        schema: The schema's name; by default ``GRAPHILE_WORKER_SCHEMA``, or ``graphile_worker``.
+        max_pool_size: How many connections to open at most.
+        prepared_statements: Off for a PgBouncer in transaction mode.
+        use_local_time: Take "now" from this machine's clock and not from the database's.
+        on_invalid_payload: What becomes of a job whose payload does not fit: ``"retry"``, as after any
+            failure, for a newer deploy may understand it, or ``"fail"``.
+        events: An emitter to which listeners were added already.
+        logger: Where to log; by default the logger ``graphile_worker``.
+
+    Attributes:
+        task: The decorator that makes a function a task of this app: see `TaskDecorator`.
+        events: Where listeners can be added, for all workers of this app in this process.
+
+    Example:
+        >>> import asyncio
+        >>> from graphile_worker import App
+        >>> app = App(dsn=dsn)
+        >>> @app.task
+        ... async def hello(name: str) -> None:
+        ...     print(f"Hello, {name}")
+        >>> async def main():
+        ...     await app.migrate()
+        ...     await hello.enqueue(name="Bobby Tables")
+        ...     await app.run_once()
+        >>> asyncio.run(main())
+        Hello, Bobby Tables
+    """
+
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        pool: asyncpg.Pool | None = None,
+        schema: str | None = None,
+        max_pool_size: int = 10,
+        prepared_statements: bool = True,
+        use_local_time: bool = False,
+        on_invalid_payload: OnInvalidPayload = "retry",
+        events: Events | None = None,
+        logger: AnyLogger | None = None,
+    ) -> None:
+        given = locals()
+        self._clients = Clients({name: given[name] for name in DEFAULTS})
+        self.events = Events() if events is None else events
+        self._of_workers: dict[str, Any] = {"on_invalid_payload": on_invalid_payload, "events": self.events}
+        self._tasks: dict[str, AnyTask] = {}
+        self._blocking = Blocking()
+        self.task = TaskDecorator(self._declare)
+
+    def __repr__(self) -> str:
+        return f"App(tasks={list(self._tasks)!r})"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        await self.close()
+
+    @property
+    def tasks(self) -> Mapping[str, AnyTask]:
+        """The tasks by their identifiers. Their jobs go to this app, whoever else has included them."""
+        return MappingProxyType(self._tasks)
+
+    def include(self, *things: ModuleType | str | AnyTask | type[Any] | Iterable[Any]) -> None:
+        """Add tasks that were declared without an app, by ``from graphile_worker import task``.
+
+        A task may be included by several apps. Its own `enqueue` then goes to the one that did so last; that
+        of ``app.tasks["…"]`` always goes to this one.
+
+        Args:
+            things: Modules or their names, tasks, classes, or lists of any of these.
+        """
+        for thing in things:
+            if isinstance(thing, str):
+                thing = importlib.import_module(thing)  # noqa: PLW2901
+            if isinstance(thing, ModuleType):
+                self._include_module(thing)
+            elif (found := task_of(thing)) is not None:
+                self._include(found)
+            elif isinstance(thing, Iterable) and not isinstance(thing, type):
+                self.include(*thing)
+            else:
+                raise ConfigurationError(
+                    f"include takes tasks, modules that have some, and lists of them, not {thing!r}. A "
+                    "function becomes a task by @task."
+                )
+
+    def _include_module(self, module: ModuleType) -> None:
+        found = {id(task): task for thing in vars(module).values() if (task := task_of(thing)) is not None}
+        if not found:
+            raise ConfigurationError(
+                f"The module {module.__name__} has no tasks. Declare them by @task, from graphile_worker."
+            )
+        for task in found.values():
+            if task.owner in {None, self}:  # it may have imported some of another app in order to add jobs
+                self._include(task)
+
+    def _include(self, task: AnyTask) -> None:
+        if task.owner not in {None, self}:
+            raise ConfigurationError(
+                f"{task!r} was declared by another app, and belongs to that one. Declare what several "
+                "apps are to have by @task, from graphile_worker."
+            )
+        if task.owner is None and self._is_new(task):
+            task.attach(self)
+            self._tasks[task.identifier] = task.attached(self)
+
+    def _declare(self, task: AnyTask) -> None:
+        if self._is_new(task):
+            task.attach(self)
+            task.owner = self
+            self._tasks[task.identifier] = task
+
+    def _is_new(self, task: AnyTask) -> bool:
+        if not task.identifier:
+            raise ConfigurationError(
+                f'{task.function!r} has no name to call a task by. Give it one: @app.task("…").'
+            )
+        known = self._tasks.get(task.identifier)
+        if known is not None and known.function is not task.function:
+            raise ConfigurationError(
+                f"There are two tasks {task.identifier!r}: {_place(known)} and {_place(task)}. Give one "
+                "of them "
+                'another name: @app.task("…").'
+            )
+        return known is None
+
+    async def add_job(
+        self,
+        job: str | AnyTask | HandlerClass,
+        payload: Any = None,
+        *,
+        connection: Connection | None = None,
+        **options: Unpack[JobOptions],
+    ) -> Job:
+        """Add a job, by the name of its task.
+
+        For a task of this app the payload is checked, and what the task says of its jobs holds. Of other
+        tasks nothing is known: another program may have them.
+
+        Args:
+            job: The name of the task; or an instance of a class that is a task, and then it is the payload.
+            payload: What the task gets; None means ``{}``.
+            connection: A connection of the caller's: the job is added in its transaction.
+            options: queue_name, run_at, max_attempts, job_key, job_key_mode, priority, flags: those of
+                `WorkerUtils.add_job`.
+
+        Raises:
+            InvalidJobError: An argument is wrong; nothing was added.
+        """
+        return await self.add_spec(self._spec(job, payload, options), connection=connection)
+
+    def add_job_sync(
+        self, job: str | AnyTask | HandlerClass, payload: Any = None, **options: Unpack[JobOptions]
+    ) -> Job:
+        """The same for code without an event loop, in any thread: waits until the job is added."""
+        return self.blocking(self.add_spec(self._spec(job, payload, options)))
+
+    async def add_jobs(
+        self, jobs: Iterable[JobSpec | HandlerClass], *, connection: Connection | None = None
+    ) -> list[Job]:
+        """Add many jobs in few round trips: all of them or, if one cannot be added, none.
+
+        Args:
+            jobs: What `Task.spec` returns, a `JobSpec`, which is taken as it is, or an instance of a class
+                that is a task. May be an iterator of any length.
+            connection: A connection of the caller's: the jobs are added in its transaction.
+        """
+        specs: Iterable[JobSpec] = map(self._spec_of, jobs)
+        if isinstance(jobs, list | tuple):
+            specs = list(specs)  # then it can be repeated if the server asks for that
+        return await self.utils.add_jobs(specs, connection=connection)
+
+    def add_jobs_sync(self, jobs: Iterable[JobSpec | HandlerClass]) -> list[Job]:
+        """The same for code without an event loop."""
+        return self.blocking(self.add_jobs(list(jobs)))
+
+    async def add_spec(self, spec: JobSpec, *, connection: Connection | None = None) -> Job:
+        """Add the job that the spec describes, as it is."""
+        return await self.utils.add_spec(spec, connection=connection)
+
+    def _spec_of(self, job: JobSpec | HandlerClass) -> JobSpec:
+        return job if isinstance(job, JobSpec) else self._spec(job, None, {})
+
+    def _spec(self, job: str | AnyTask | HandlerClass, payload: Any, options: JobOptions) -> JobSpec:
+        if unknown := options.keys() - JobOptions.__annotations__.keys():
+            raise TypeError(f"add_job does not know {', '.join(sorted(unknown))}")
+        if isinstance(job, Task):
+            job = job.identifier
+        if isinstance(job, str):
+            known = self._tasks.get(job)
+            if known is None:
+                return JobSpec(job, payload, **options)
+            return known.spec_for({} if payload is None else payload, options)
+        handler = self._tasks.get(getattr(type(job), "identifier", None) or "")
+        if handler is None or handler.handler_class is not type(job):
+            raise InvalidJobError(
+                f"{type(job).__name__} is no task of this app. Declare it: app.task({type(job).__name__})."
+            )
+        if payload is not None:
+            raise InvalidJobError(
+                f"A {type(job).__name__} is a payload itself; there cannot be another.", argument="payload"
+            )
+        return handler.make_spec((job,), {}, options)
+
+    def configure(self, **settings: Any) -> None:
+        """Say where the queue is, in a program that learns it after it has imported the app.
+
+        Args:
+            settings: dsn, pool, schema, max_pool_size, prepared_statements, use_local_time, logger: those of
+                `App`.
+
+        Raises:
+            ConfigurationError: There are connections already.
+        """
+        self._clients.configure(settings)
+
+    def sets(self, setting: str) -> bool:
+        """Whether the app itself says something about that setting of its connections."""
+        return self._clients.sets(setting)
+
+    @property
+    def utils(self) -> WorkerUtils:
+        """All that `WorkerUtils` can do, on connections of this event loop: `await app.utils.stats()`."""
+        return self._clients.utils
+
+    async def migrate(self) -> None:
+        """Install the schema, or complete it: see `run_migrations`. A worker does so when it starts."""
+        await self.utils.migrate()
+
+    async def close(self) -> None:
+        """Close the connections of this event loop. They are opened again if they are needed again."""
+        await self._clients.close()
+
+    def close_sync(self) -> None:
+        """Close the connections of code without an event loop. At exit that happens by itself."""
+        self._blocking.close()
+
+    def blocking(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """For code without an event loop: wait for it here. ``app.blocking(app.migrate())``."""
+        return self._blocking.run(coroutine)
+
+    async def run(self, **options: Unpack[RunOptions]) -> None:
+        """Run a worker until it is stopped, by a signal or by cancelling this.
+
+        Args:
+            options: Those of `graphile_worker.run`, without what the app has itself.
+        """
+        async with self._worker(options) as runner:
+            await wait_until_ended(runner, options.get("shutdown_grace", _GRACE))
+
+    @asynccontextmanager
+    async def running(self, **options: Unpack[RunOptions]) -> AsyncIterator[Runner]:
+        """A worker inside of a program that does other things too: ``async with app.running() as runner``.
+
+        At the end it claims nothing more, running jobs have `shutdown_grace` seconds, and what is not done
+        then is interrupted. Signals are left to the program, unless ``handle_signals=True``.
+        """
+        options.setdefault("handle_signals", False)
+        async with self._worker(options) as runner:
+            try:
+                yield runner
+            finally:
+                await runner.stop(grace=options.get("shutdown_grace", _GRACE))
+            await runner.wait()
+
+    async def run_once(self, **options: Unpack[OnceOptions]) -> Drained:
+        """Run all jobs that can run now, and those that they add: see `graphile_worker.run_once`."""
+        return await run_once(self._served(), **self._clients.settings, **self._of_workers, **options)
+
+    @asynccontextmanager
+    async def _worker(self, options: RunOptions) -> AsyncIterator[Runner]:
+        runner = await run(self._served(), **self._clients.settings, **self._of_workers, **options)
+        with self._clients.lent(runner.utils):  # no need for more connections
+            yield runner
+
+    def _served(self) -> Tasks:
+        if not self._tasks:
+            raise ConfigurationError(
+                "The app has no tasks. Declare some by @app.task, or include a module that does."
+            )
+        return self._tasks
+
+
+def _place(task: AnyTask) -> str:
+    code = getattr(task.function, "__code__", None)
+    name = getattr(task.function, "__qualname__", repr(task.function))
+    return (
+        name if code is None else f"{name} ({os.path.relpath(code.co_filename)}, line {code.co_firstlineno})"
+    )

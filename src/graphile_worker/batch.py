@@ -1,0 +1,99 @@
+"""Batches: a job whose payload is a list, of which each item succeeds or fails by itself.
+
+Items that failed stay in the payload, in their order, and are tried again; the others are done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from graphile_worker.conversion import MisfitError, convert
+from graphile_worker.errors import BatchError, InvalidPayloadError, TaskError
+from graphile_worker.outcome import Fail, describe_error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_MOST_NAMED = 20
+
+
+class Batch:
+    """The items of one job.
+
+    Args:
+        items: As they are stored.
+        kind: What each must be.
+        final: Whether one that is something else is never tried again.
+    """
+
+    def __init__(self, items: Any, kind: Any, *, final: bool) -> None:
+        if not isinstance(items, list):
+            raise InvalidPayloadError(
+                "The payload does not fit: it must be a list, for the task takes batches"
+            )
+        self._items = items
+        self._final = final
+        self._errors: dict[int, BaseException] = {}
+        self._places: list[int] = []
+        self.good: list[Any] = []
+        """Those that are what they must be."""
+        for place, item in enumerate(items):
+            try:
+                self.good.append(convert(item, kind))
+            except MisfitError as error:
+                self._errors[place] = InvalidPayloadError(str(error), path=error.path)
+            else:
+                self._places.append(place)
+
+    async def settle(self, results: Any) -> None:
+        """See what the function returned for the items it got: nothing, or a result for each.
+
+        Raises:
+            BatchError: Items failed.
+            TaskError: It returned another number of results, so nobody knows which are whose.
+        """
+        if isinstance(results, list | tuple):
+            if len(results) != len(self.good):
+                raise TaskError(
+                    f"It returned {len(results)} results for {len(self.good)} items. A batch task returns "
+                    "nothing, or one result for each item."
+                )
+            errors = await failures(results)
+            self._errors |= {self._places[place]: error for place, error in errors.items()}
+        if self._errors:
+            raise failed_in_part(self._items, self._errors, is_final=self._is_final)
+
+    def _is_final(self, error: BaseException) -> bool:
+        return isinstance(error, Fail) or (self._final and isinstance(error, InvalidPayloadError))
+
+
+async def failures(results: Sequence[Any]) -> dict[int, BaseException]:
+    """Those results that are exceptions, by their places; what is to be awaited is."""
+    if any(map(inspect.isawaitable, results)):
+        results = await asyncio.gather(*map(_awaited, results), return_exceptions=True)
+    return {place: result for place, result in enumerate(results) if isinstance(result, BaseException)}
+
+
+async def _awaited(result: Any) -> Any:
+    return await result if inspect.isawaitable(result) else result
+
+
+def failed_in_part(
+    items: Sequence[Any],
+    errors: Mapping[int, BaseException],
+    *,
+    is_final: Any = lambda error: isinstance(error, Fail),
+) -> BatchError:
+    """An error that says which items failed, and of what."""
+    places = sorted(errors)
+    named = "; ".join(f"[{place}] {describe_error(errors[place])}" for place in places[:_MOST_NAMED])
+    if len(places) > _MOST_NAMED:
+        named += f"; and {len(places) - _MOST_NAMED} more"
+    return BatchError(
+        f"{len(places)} of {len(items)} items failed: {named}",
+        errors=[errors[place] for place in places],
+        left=[items[place] for place in places],
+        final=all(map(is_final, errors.values())),
+    )

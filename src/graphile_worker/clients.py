@@ -1,0 +1,104 @@
+"""Connections of an app: each event loop has its own, opened when they are needed, closed with the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from graphile_worker.client import WorkerUtils
+from graphile_worker.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator
+
+DEFAULTS: dict[str, Any] = {
+    "dsn": None,
+    "pool": None,
+    "schema": None,
+    "max_pool_size": 10,
+    "prepared_statements": True,
+    "use_local_time": False,
+    "logger": None,
+}
+
+
+class _Client(NamedTuple):
+    """Connections of one event loop."""
+
+    utils: WorkerUtils
+    lifetime: AsyncGenerator[None] | None
+    """Closes them; none if they are a worker's."""
+
+
+class Clients:
+    """A `WorkerUtils` for each event loop.
+
+    Args:
+        settings: What each is made with: a value for each of the `DEFAULTS`.
+    """
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        WorkerUtils(**settings)  # what is wrong with them is better said now
+        self.settings = settings
+        self._of_loops: dict[asyncio.AbstractEventLoop, _Client] = {}
+
+    def sets(self, setting: str) -> bool:
+        """Whether it has another value than by default."""
+        return bool(self.settings[setting] != DEFAULTS[setting])
+
+    def configure(self, changes: dict[str, Any]) -> None:
+        """Make them in another way."""
+        if unknown := changes.keys() - DEFAULTS.keys():
+            raise ConfigurationError(
+                f"{', '.join(sorted(unknown))}: configure does not know that. It takes {', '.join(DEFAULTS)}."
+            )
+        if self._of_loops:
+            raise ConfigurationError("The app has connections already. Configure it before, or close it.")
+        # One takes the place of the other.
+        other = {"pool": None} if "dsn" in changes else {"dsn": None} if "pool" in changes else {}
+        settings = {**self.settings, **other, **changes}
+        WorkerUtils(**settings)
+        self.settings = settings
+
+    @property
+    def utils(self) -> WorkerUtils:
+        """That of this event loop."""
+        loop = asyncio.get_running_loop()
+        client = self._of_loops.get(loop)
+        if client is None:
+            client = self._of_loops[loop] = self._open(loop)
+        return client.utils
+
+    @contextmanager
+    def lent(self, utils: WorkerUtils) -> Iterator[None]:
+        """For a while use that one, if there is none for this event loop."""
+        loop = asyncio.get_running_loop()
+        client = self._of_loops.setdefault(loop, _Client(utils, None))
+        try:
+            yield
+        finally:
+            if client.utils is utils:
+                del self._of_loops[loop]
+
+    async def close(self) -> None:
+        """Close that of this event loop."""
+        client = self._of_loops.get(asyncio.get_running_loop())
+        if client is not None and client.lifetime is not None:
+            await client.lifetime.aclose()
+
+    def _open(self, loop: asyncio.AbstractEventLoop) -> _Client:
+        utils = WorkerUtils(**self.settings)
+
+        async def live() -> AsyncGenerator[None]:
+            try:
+                yield
+            finally:
+                del self._of_loops[loop]
+                await utils.close()
+
+        # When a loop ends, asyncio closes the generators that were begun on it, after all tasks have ended.
+        lifetime = live()
+        with suppress(StopIteration):
+            lifetime.asend(None).send(None)
+        return _Client(utils, lifetime)

@@ -1,0 +1,124 @@
+"""Types that JSON can carry: which those are, and from JSON's own values to theirs.
+
+msgspec knows the types of the standard library and its own; pydantic's models are added where pydantic is in
+use.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import inspect as types
+
+from graphile_worker.errors import GraphileWorkerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>[^`]*)`)?$", re.DOTALL)
+_NO_KEYS = (
+    *(
+        types.ListType,
+        types.SetType,
+        types.FrozenSetType,
+        types.VarTupleType,
+        types.TupleType,
+        types.DictType,
+    ),
+    *(types.TypedDictType, types.NamedTupleType, types.DataclassType, types.StructType, types.CustomType),
+)
+
+
+class MisfitError(GraphileWorkerError):
+    """A value is not of its type; `path` is where, in the value. Whoever asked for it says more."""
+
+    def __init__(self, message: str, path: str) -> None:
+        super().__init__(f"{path}: {message}" if path else message)
+        self.path = path
+
+
+def why_not_json(kind: Any) -> str | None:
+    """Why values of that type cannot be had from JSON, if they cannot."""
+    try:
+        msgspec.json.Decoder(kind, dec_hook=_from_json)
+        found = types.type_info(kind)
+    except (TypeError, ValueError) as error:
+        # It begins with the sentence; what stands behind shows the type.
+        return str(error).split(" - type ", 1)[0].rstrip(".")
+    except NameError as error:
+        return f"it refers to a type that cannot be found: {error}"
+    for part in _parts(found, set()):
+        if isinstance(part, types.CustomType) and not (part.cls is object or is_model(part.cls)):
+            return f"JSON cannot carry {getattr(part.cls, '__name__', part.cls)}"
+        if isinstance(part, types.ExtType | types.RawType):
+            return f"JSON cannot carry {part.__class__.__name__.removesuffix('Type')}"
+        if isinstance(part, types.DictType) and isinstance(part.key_type, _NO_KEYS):
+            return "the keys of a JSON object are texts"
+    return None
+
+
+def convert(value: Any, kind: Any) -> Any:
+    """JSON's value as one of that type; raises `MisfitError`."""
+    try:
+        return msgspec.convert(value, kind, dec_hook=_from_json, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise misfit(error) from None
+    except RecursionError:
+        raise MisfitError("it is nested too deeply", "") from None
+
+
+def misfit(error: msgspec.ValidationError) -> MisfitError:
+    """What msgspec says, with the place in front."""
+    match = _PLACE.match(str(error))
+    assert match is not None  # noqa: S101 - it matches everything
+    deeper = error.__cause__.path if isinstance(error.__cause__, _ModelError) else ""
+    path = ".".join(part for part in ((match["path"] or "").lstrip("."), deeper) if part).replace(".[", "[")
+    return MisfitError(match["what"], f"{path} (a key)".lstrip() if match["key"] else path)
+
+
+def is_model(kind: object) -> bool:
+    """Whether it is a model of pydantic's. Nobody has one who has not imported pydantic."""
+    pydantic = sys.modules.get("pydantic")
+    return pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)
+
+
+class _ModelError(ValueError):
+    """What a model of pydantic's has against a value."""
+
+    def __init__(self, message: str, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+def _from_json(kind: Any, value: Any) -> Any:
+    if kind is object:
+        return value
+    if not is_model(kind):
+        raise NotImplementedError
+    try:
+        # As JSON, for of strings and such pydantic accepts more there than from Python.
+        return kind.model_validate_json(msgspec.json.encode(value))
+    except sys.modules["pydantic"].ValidationError as error:
+        first = error.errors()[0]
+        path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
+        raise _ModelError(first["msg"], path.lstrip(".")) from None
+
+
+def _parts(found: types.Type, seen: set[int]) -> Iterator[types.Type]:
+    """The type and all that it consists of."""
+    if id(found) in seen:  # a type may contain itself
+        return
+    seen.add(id(found))
+    yield found
+    for name in found.__struct_fields__:
+        if name in {"cls", "default", "default_factory"}:
+            continue
+        value = getattr(found, name)
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, types.Field):
+                part = part.type  # noqa: PLW2901
+            if isinstance(part, types.Type):
+                yield from _parts(part, seen)
