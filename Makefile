@@ -64,5 +64,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; try: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable '.[embedded,watch]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable '.[embedded,pydantic,watch]'
 	@touch $@
