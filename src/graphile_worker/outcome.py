@@ -193,6 +193,14 @@ def chosen(choice: ControlFlow) -> Outcome:
             return Failed(choice, final=True)
 
 
+def unwrapped(error: BaseException) -> BaseException:
+    """The choice alone, if a task group has wrapped it; any other error as it is."""
+    inner = error
+    while isinstance(inner, BaseExceptionGroup) and len(inner.exceptions) == 1:
+        inner = inner.exceptions[0]
+    return inner if isinstance(inner, ControlFlow) else error
+
+
 def default_delay(attempt: int) -> float:
     """Seconds between that attempt and the next, as Graphile Worker has them.
 

@@ -205,7 +205,7 @@ class Task(Enqueuer[Q], Generic[P, Q, R]):
     """
 
     def __init__(self, function: Callable[P, R], identifier: str | None, options: TaskOptions) -> None:
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function, updated=())
         self.named = identifier is not None or isinstance(function, type)
         """Whether it was given a name; otherwise it has the function's, until a folder gives it the "
         "file's."""
@@ -244,6 +244,11 @@ class Task(Enqueuer[Q], Generic[P, Q, R]):
                 "Have an app include it; inside of another task, ctx.add_job adds a job by the task's name."
             )
         return self._queue
+
+    @property
+    def is_loose(self) -> bool:
+        """Whether its jobs have nowhere to go."""
+        return self._queue is None
 
     def attach(self, queue: Queue) -> None:
         """From now on its jobs go there."""
@@ -363,12 +368,13 @@ def _name_of(function: Any) -> str:
 def _check_identifier(new: Task[Any, Any, Any]) -> None:
     if not new.identifier and not new.named:
         return
+    options: Any = {**new.options, "job_key": None}
     try:
-        # It checks the defaults too.
-        options = {**new.options, "job_key": None}
-        JobSpec(new.identifier, **options)  # type: ignore[arg-type]
+        checked = JobSpec(new.identifier, **options)  # it checks the defaults too
     except InvalidJobError as error:
         raise ConfigurationError(f"{inspect.unwrap(new)!r} cannot be that task: {error}") from None
+    if checked.flags is not None:
+        new.options["flags"] = checked.flags  # what was given may be readable only once
     if not _IN_A_CRONTAB.fullmatch(new.identifier):
         logger.warning(
             "The task %r cannot be named in a crontab: that takes a letter or _, then letters, digits and "

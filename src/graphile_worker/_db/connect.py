@@ -9,7 +9,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import asyncpg
-from asyncpg.pool import PoolConnectionProxy
 
 from graphile_worker._db.dsn import EMBEDDED, Target, find_dsn, parse_dsn
 from graphile_worker._db.failures import connecting
@@ -20,6 +19,8 @@ from graphile_worker.errors import ConfigurationError, GraphileWorkerError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
+
+    from asyncpg.pool import PoolConnectionProxy
 
     Connection: TypeAlias = asyncpg.Connection | PoolConnectionProxy
 
@@ -35,15 +36,6 @@ def read_committed(connection: Connection) -> AbstractAsyncContextManager[object
     if connection.is_in_transaction():
         return connection.transaction()
     return connection.transaction(isolation="read_committed")
-
-
-def check_connection(connection: object) -> None:
-    """Refuse what is no connection: on a pool each statement would be in a transaction of its own."""
-    if connection is not None and not isinstance(connection, asyncpg.Connection | PoolConnectionProxy):
-        raise ConfigurationError(
-            f"connection= takes a connection of asyncpg's, not a {type(connection).__name__}. "
-            "To use a pool, pass it as WorkerUtils(pool=...)."
-        )
 
 
 def knows_all_characters(connection: Connection) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from graphile_worker._db.connect import check_connection
+from graphile_worker._db.callers import as_ours
 from graphile_worker._db.failures import translated
 from graphile_worker._db.retryable import retrying
 
@@ -45,19 +45,18 @@ class Session:
             async with self.connection() as own:
                 return await operation(own)
 
-        check_connection(connection)
         if connection is None:
             with translated(self.schema):
                 return await retrying(once, attempts=attempts, logger=self.logger)
+        ours = as_ours(connection)
         with translated(self.schema):
-            return await operation(connection)
+            return await operation(ours)
 
     @asynccontextmanager
     async def connection(self, given: Connection | None = None) -> AsyncIterator[Connection]:
         """The connection given, or one of ours."""
-        check_connection(given)
         if given is not None:
-            yield given
+            yield as_ours(given)
         else:
             async with self.pool.connection() as own:
                 yield own

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphile_worker._runtime.threads import Threads
 from graphile_worker.errors import TaskError
-from graphile_worker.outcome import Completed, Failed, Interrupted
+from graphile_worker.outcome import Completed, Failed, Interrupted, unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -84,7 +84,7 @@ class Executor:
             task = asyncio.current_task()
             return self.interrupted if task and task.cancelling() else failed(job, error)
         except BaseException as error:  # noqa: BLE001 - a task that calls sys.exit() must not end the worker
-            return failed(job, error)
+            return failed(job, unwrapped(error))
         return COMPLETED
 
     async def _call_on_thread(self, function: Callable[..., Any], call: Call) -> Any:

@@ -25,6 +25,7 @@ from graphile_worker.emitter import Events
 from graphile_worker.errors import ConfigurationError, MissingExtraError, SchemaTooNewError
 from graphile_worker.loader import load_named, load_tasks
 from graphile_worker.runner import run, run_once
+from graphile_worker.tasks import task_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -192,7 +193,12 @@ def _load(settings: Mapping[str, Value], tasks_of: str | None) -> App | Tasks:
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)  # where the modules are that tasks import
     if tasks_of is None:
-        return load_tasks(settings["tasks"].value)
+        tasks = load_tasks(settings["tasks"].value)
+        queue = App(**_connection(settings))
+        for function in tasks.values():
+            if (declared := task_of(function)) is not None and declared.is_loose:
+                declared.attach(queue)  # so that they can add jobs of each other
+        return tasks
     found = load_named(tasks_of)
     if isinstance(found, App):
         return _configure(found, settings)
