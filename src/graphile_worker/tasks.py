@@ -204,6 +204,8 @@ class Task(Enqueuer[Q], Generic[P, Q, R]):
         Drained(done=1, failed=0)
     """
 
+    __name__: str
+
     def __init__(self, function: Callable[P, R], identifier: str | None, options: TaskOptions) -> None:
         functools.update_wrapper(self, function, updated=())
         self.named = identifier is not None or isinstance(function, type)

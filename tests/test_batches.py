@@ -1,0 +1,275 @@
+"""Batches: which items are done, which stay, and what is said about them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from graphile_worker import (
+    App,
+    BatchError,
+    Drained,
+    Fail,
+    InvalidJobError,
+    JobContext,
+    JobState,
+    Snooze,
+    WorkerUtils,
+    run_once,
+    task,
+)
+from support.jobs import add, existing
+from support.workers import Heard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import asyncpg
+
+    from graphile_worker import Job
+
+once = functools.partial(run_once, handle_signals=False)
+
+
+async def result(
+    database: str, function: Callable[..., Any], payload: Any, heard: Heard | None = None
+) -> Job | None:
+    """The job after its first run, if it is still there."""
+    async with WorkerUtils(database) as utils:
+        job = await utils.add_job("task", payload)
+        await once({"task": function}, database, events=heard.events if heard else None)
+        return await utils.get_job(id=job.id)
+
+
+class TestTasks:
+    async def test_returning_nothing_means_that_all_are_done(self, database: str) -> None:
+        got: list[Any] = []
+
+        @task(batch=True)
+        async def function(items: list[int]) -> None:
+            got.append(items)
+
+        assert await result(database, function, [1, 2, 3]) is None
+        assert got == [[1, 2, 3]]
+
+    async def test_raising_means_that_all_failed(self, database: str) -> None:
+        @task(batch=True)
+        def function(_items: list[int]) -> None:
+            raise ValueError("no")
+
+        job = await result(database, function, [1, 2, 3])
+        assert job is not None
+        assert (job.payload, job.last_error, job.attempts) == ([1, 2, 3], "no", 1)
+
+    async def test_only_items_that_failed_stay_in_their_order(self, database: str) -> None:
+        heard = Heard()
+
+        @task(batch=True)
+        async def function(ctx: JobContext, items: list[int]) -> list[Exception | None]:
+            assert ctx.job.payload == items
+            return [ValueError(f"odd: {n}") if n % 2 else None for n in items]
+
+        job = await result(database, function, [5, 4, 3, 2, 1], heard)
+        assert job is not None
+        assert job.payload == [5, 3, 1]
+        assert job.last_error == "3 of 5 items failed: [0] odd: 5; [2] odd: 3; [4] odd: 1"
+        assert (job.attempts, job.state) == (1, JobState.SCHEDULED)
+        [event] = heard.named("job:error")
+        assert isinstance(event.error, BatchError)
+        assert [str(error) for error in event.batch_job_errors] == ["odd: 5", "odd: 3", "odd: 1"]
+
+    async def test_what_is_left_runs_again_and_is_done(self, db: asyncpg.Connection, database: str) -> None:
+        seen: list[list[str]] = []
+
+        @task(batch=True)
+        async def function(items: list[str]) -> list[Any]:
+            seen.append(items)
+            return [OSError(item) if len(seen) == 1 and item != "b" else item for item in items]
+
+        job = await add(db, payload=["a", "b", "c"])
+        await once({"task": function}, database)
+        await db.execute("update graphile_worker._private_jobs set run_at = now()")
+        assert await once({"task": function}, database) == Drained(1, 0)
+        assert seen == [["a", "b", "c"], ["a", "c"]]
+        assert await db.fetchval("select count(*) from graphile_worker.jobs where id = $1", job["id"]) == 0
+
+    async def test_items_are_checked_one_by_one(self, database: str) -> None:
+        got: list[Any] = []
+
+        @task(batch=True)
+        async def function(items: list[dict[str, int]]) -> list[Any]:
+            got.extend(items)
+            return [None, ValueError("no")]
+
+        job = await result(database, function, [{"n": 1}, "x", {"n": "y"}, {"n": 2}])
+        assert got == [{"n": 1}, {"n": 2}]
+        assert job is not None
+        assert job.payload == ["x", {"n": "y"}, {"n": 2}]
+        assert job.last_error == (
+            "3 of 4 items failed: [1] Expected `object`, got `str`; [2] [...]: Expected `int`, got `str`; "
+            "[3] no"
+        )
+
+    async def test_if_no_item_fits_the_task_is_not_called(self, database: str) -> None:
+        @task(batch=True)
+        async def function(_items: list[int]) -> None:
+            raise AssertionError("called")
+
+        job = await result(database, function, ["x", None])
+        assert job is not None
+        assert job.payload == ["x", None]
+        assert (job.last_error or "").startswith("2 of 2 items failed")
+
+    async def test_if_all_that_is_left_can_never_be_done_it_is_the_end(self, database: str) -> None:
+        @task(batch=True, on_invalid_payload="fail")
+        async def function(items: list[int]) -> list[Any]:
+            return [Fail("never") if n > 1 else None for n in items]
+
+        job = await result(database, function, [1, 2, "x"])
+        assert job is not None
+        assert (job.state, job.payload) == (JobState.FAILED, [2, "x"])
+
+    @pytest.mark.parametrize("payload", [{}, {"items": [1]}, "x", 3])
+    async def test_another_payload_than_a_list_does_not_fit(self, database: str, payload: Any) -> None:
+        @task(batch=True)
+        async def function(items: list[int]) -> None: ...
+
+        job = await result(database, function, payload)
+        assert job is not None
+        assert "it must be a list" in (job.last_error or "")
+        assert job.payload == payload
+
+    async def test_another_number_of_results_fails_the_job_as_it_is(self, database: str) -> None:
+        @task(batch=True)
+        async def function(_items: list[int]) -> list[Any]:
+            return [None]
+
+        job = await result(database, function, [1, 2])
+        assert job is not None
+        assert job.payload == [1, 2]
+        assert (job.last_error or "").startswith("It returned 1 results for 2 items.")
+
+    async def test_its_policy_decides_when_the_rest_is_tried(self, database: str) -> None:
+        @task(batch=True, retry={BatchError: 600})
+        async def function(_items: list[int]) -> list[Any]:
+            return [None, ValueError("no")]
+
+        job = await result(database, function, [1, 2])
+        assert job is not None
+        assert 600 <= (job.run_at - job.updated_at).total_seconds() < 605
+
+    async def test_a_choice_holds_for_the_whole_batch(self, database: str) -> None:
+        @task(batch=True)
+        async def function(_items: list[int]) -> None:
+            raise Snooze(60)
+
+        job = await result(database, function, [1, 2])
+        assert job is not None
+        assert (job.attempts, job.payload) == (0, [1, 2])
+
+    async def test_an_error_of_many_items_names_some_of_them(self, database: str) -> None:
+        @task(batch=True)
+        async def function(items: list[int]) -> list[Any]:
+            return [ValueError("no")] * len(items)
+
+        job = await result(database, function, list(range(30)))
+        assert job is not None
+        assert (job.last_error or "").startswith("30 of 30 items failed: [0] no; [1] no")
+        assert (job.last_error or "").endswith("; [19] no; and 10 more")
+
+    async def test_what_is_stored_stays_as_it_is(self, db: asyncpg.Connection, database: str) -> None:
+        """Also what JSON has and Python's texts have not, and what the database's encoding may not have."""
+        odd = r'["\ud800", "a\u0000b", 1e400, "ä€", {"z": 1, "a": null}, 123456789012345678901234567890]'
+        row = await db.fetchrow("select * from graphile_worker.add_job('task', $1::text::json)", odd)
+        assert row is not None
+
+        async def function(_payload: list[Any]) -> list[Any]:
+            return [ValueError("no")] * 2 + [None] + [ValueError("no")] * 3
+
+        await once({"task": function}, database)
+        stored = (await existing(db, row["id"]))["payload"]
+        assert await db.fetchval(
+            "select json_typeof($1::json) = 'array' and json_array_length($1::json) = 5", stored
+        )
+        assert (await existing(db, row["id"]))["attempts"] == 1
+
+
+class TestEnqueueing:
+    async def test_items_are_the_payload(self, database: str) -> None:
+        app = App(database)
+
+        @app.task(batch=True)
+        async def send(items: list[int]) -> None: ...
+
+        async with app:
+            assert (await send.enqueue([1, 2])).payload == [1, 2]
+            assert (await send.enqueue(items=[3])).payload == [3]
+            assert [job.payload for job in await send.enqueue_many([[1], [2, 3]])] == [[1], [2, 3]]
+            with pytest.raises(InvalidJobError, match=r"\[1\]: Expected `int`, got `str`"):
+                await send.enqueue([1, "x"])  # type: ignore[list-item]
+            with pytest.raises(InvalidJobError, match="at least one item"):
+                await send.enqueue([])
+
+    async def test_items_of_one_key_are_gathered(self, database: str) -> None:
+        app = App(database)
+        got: list[Any] = []
+
+        @app.task(batch=True, job_key="all")
+        async def send(items: list[int]) -> None:
+            got.extend(items)
+
+        async with app:
+            for n in range(3):
+                await send.enqueue([n])
+            assert await app.run_once() == Drained(1, 0)
+        assert got == [0, 1, 2]
+
+
+class TestFunctionsInAMapping:
+    """As Graphile Worker has it: an array for an array."""
+
+    async def test_results_may_be_exceptions_or_awaitables(self, database: str) -> None:
+        async def bad(n: int) -> None:
+            await asyncio.sleep(0)
+            raise ValueError(f"bad: {n}")
+
+        async def function(_payload: list[int]) -> list[Any]:
+            return [1, bad(2), asyncio.sleep(0), OSError("4")]
+
+        heard = Heard()
+        job = await result(database, function, [1, 2, 3, 4], heard)
+        assert job is not None
+        assert job.payload == [2, 4]
+        assert job.last_error == "2 of 4 items failed: [1] bad: 2; [3] 4"
+        assert len(heard.named("job:error")[0].batch_job_errors) == 2
+
+    @pytest.mark.parametrize(
+        "value", [None, 3, "x", [], [1], [None, ValueError("x"), None], {"a": ValueError()}]
+    )
+    async def test_anything_else_is_success(
+        self, database: str, value: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def function(_payload: Any) -> Any:
+            return value
+
+        assert await result(database, function, [1, 2]) is None
+        warned = "2 items and returned" in caplog.text
+        assert warned is isinstance(value, list)
+
+    async def test_an_object_has_no_items(self, database: str) -> None:
+        assert await result(database, lambda _: [ValueError("x")], {"a": 1}) is None
+
+    async def test_on_a_thread_too(self, database: str) -> None:
+        job = await result(database, lambda _payload: [None, ValueError("no")], [1, 2])
+        assert job is not None
+        assert job.payload == [2]
+
+    async def test_a_task_that_is_not_for_batches_may_return_what_it_likes(self, database: str) -> None:
+        @task
+        def function(payload: list[int]) -> list[Any]:
+            return [ValueError("a value")] * len(payload)
+
+        assert await result(database, function, [1, 2]) is None

@@ -1,0 +1,377 @@
+"""What becomes of a job: as its task chooses, or its retry policy, or as Graphile Worker has it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import math
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from graphile_worker import (
+    Cancel,
+    ConfigurationError,
+    Drained,
+    Fail,
+    InvalidJobError,
+    InvalidPayloadError,
+    Job,
+    JobState,
+    Retry,
+    Snooze,
+    WorkerUtils,
+    run_once,
+    task,
+)
+from graphile_worker.outcome import ControlFlow
+from graphile_worker.retry import ByException, Delays, Exponential, Failure, Fixed, Linear, never, read_policy
+from support.jobs import add, existing
+from support.workers import Gate, Heard, running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import asyncpg
+
+once = functools.partial(run_once, handle_signals=False)
+SLACK = 5.0
+"""Seconds that a slow machine may add to a delay."""
+
+
+def raising(error: BaseException | type[BaseException]) -> Callable[[Any], Any]:
+    async def function(_payload: Any) -> None:
+        raise error
+
+    return function
+
+
+async def outcome_of(
+    database: str, function: Callable[..., Any], heard: Heard | None = None, **options: Any
+) -> tuple[Job, float]:
+    """The job after its first run, and the seconds from then until it is due."""
+    async with WorkerUtils(database) as utils:
+        job = await utils.add_job("task", **options)
+        await once({"task": function}, database, events=heard.events if heard else None)
+        found = await utils.get_job(id=job.id)
+        assert found is not None
+        return found, (found.run_at - found.updated_at).total_seconds()
+
+
+class TestChoosing:
+    async def test_retry_after_counts_the_attempt(self, database: str) -> None:
+        heard = Heard()
+        job, delay = await outcome_of(database, raising(Retry("busy", after=60)), heard)
+        assert (job.attempts, job.last_error) == (1, "To be tried again in 60 s: busy")
+        assert 60 <= delay < 60 + SLACK
+        [failure] = heard.named("job:error")
+        assert failure.retry_in == 60
+        assert isinstance(failure.error, Retry)
+        assert heard.counts["job:failed"] == 0
+        assert heard.named("job:complete")[0].error is failure.error
+
+    async def test_retry_at_a_moment(self, database: str) -> None:
+        at = datetime(2100, 1, 1, tzinfo=UTC)
+        job, _ = await outcome_of(database, raising(Retry(at=at)))
+        assert (job.run_at, job.attempts) == (at, 1)
+        assert job.last_error == "To be tried again at 2100-01-01 00:00:00+00:00"
+        past, delay = await outcome_of(
+            database, raising(Retry(at=datetime(2000, 1, 1, tzinfo=UTC))), max_attempts=1
+        )
+        assert delay >= 0
+        assert past.state is JobState.FAILED
+
+    async def test_retry_says_what_it_was_raised_from(self, database: str) -> None:
+        async def function(_payload: Any) -> None:
+            try:
+                raise OSError("no route")  # noqa: TRY301
+            except OSError as error:
+                raise Retry(after=timedelta(minutes=1)) from error
+
+        job, _ = await outcome_of(database, function)
+        assert job.last_error == "To be tried again in 60 s: no route"
+
+    async def test_the_last_attempt_has_no_next_one(self, database: str) -> None:
+        heard = Heard()
+        job, _ = await outcome_of(database, raising(Retry(after=1)), heard, max_attempts=1)
+        assert (job.state, job.attempts) == (JobState.FAILED, 1)
+        assert heard.counts["job:failed"] == 1
+        assert heard.named("job:error")[0].retry_in is None
+
+    async def test_fail_ends_it(self, database: str) -> None:
+        heard = Heard()
+        job, _ = await outcome_of(database, raising(Fail("no such account")), heard)
+        assert (job.state, job.attempts, job.max_attempts) == (JobState.FAILED, 25, 25)
+        assert (job.last_error, job.locked_by) == ("no such account", None)
+        assert heard.counts["job:error"] == heard.counts["job:failed"] == 1
+
+    async def test_snooze_gives_the_attempt_back(self, database: str) -> None:
+        heard = Heard()
+        job, delay = await outcome_of(database, raising(Snooze(120, "not yet")), heard)
+        assert (job.state, job.attempts) == (JobState.SCHEDULED, 0)
+        assert job.last_error == "Snoozed for 120 s: not yet"
+        assert 120 <= delay < 120 + SLACK
+        [snoozed] = heard.named("job:snoozed")
+        assert (snoozed.delay, snoozed.reason) == (120, "not yet")
+        assert not {"job:error", "job:success", "job:complete"} & set(heard.names)
+
+    async def test_cancel_ends_it_quietly(self, database: str, caplog: pytest.LogCaptureFixture) -> None:
+        heard = Heard()
+        caplog.set_level(logging.INFO, "graphile_worker")
+        job, _ = await outcome_of(database, raising(Cancel("called off")), heard)
+        assert (job.state, job.last_error) == (JobState.FAILED, "Cancelled: called off")
+        [cancelled] = heard.named("job:cancelled")
+        assert cancelled.reason == "called off"
+        assert not {"job:error", "job:failed", "job:success"} & set(heard.names)
+        assert isinstance(heard.named("job:complete")[0].error, Cancel)
+        assert [r.levelno for r in caplog.records if "was cancelled" in r.getMessage()] == [logging.INFO]
+
+    @pytest.mark.parametrize("choice", [Fail, Cancel("x"), Retry(after=1), Snooze(1)])
+    async def test_on_a_thread_too(self, database: str, choice: Any) -> None:
+        def function(_payload: Any) -> None:
+            raise choice
+
+        job, _ = await outcome_of(database, function)
+        assert (
+            job.attempts
+            == {Fail: 25, Cancel: 25, Retry: 1, Snooze: 0}[
+                choice if isinstance(choice, type) else type(choice)
+            ]
+        )
+
+    async def test_out_of_a_task_group(self, database: str) -> None:
+        async def function(_payload: Any) -> None:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(raising(Snooze(60))(None))
+
+        job, _ = await outcome_of(database, function)
+        assert job.attempts == 0
+
+    async def test_a_queue_goes_on_after_each(self, database: str) -> None:
+        ran: list[Any] = []
+
+        async def function(payload: Any) -> None:
+            ran.append(payload)
+            if payload < 4:
+                raise [Retry(after=60), Fail("x"), Snooze(60), Cancel("x")][payload]
+
+        async with WorkerUtils(database) as utils:
+            for n in range(5):
+                await utils.add_job("task", n, queue_name="q")
+        assert await once({"task": function}, database) == Drained(1, 2)
+        assert ran == [0, 1, 2, 3, 4]
+
+    @pytest.mark.parametrize("choice", [Snooze(1), Retry(after=1), Fail("x"), Cancel("x")], ids=repr)
+    async def test_a_job_whose_key_was_taken_over_is_not_revived(
+        self, db: asyncpg.Connection, database: str, choice: ControlFlow
+    ) -> None:
+        gate = Gate()
+
+        async def function(payload: Any) -> None:
+            await gate(payload)
+            raise choice
+
+        old = await add(db, payload=1, job_key="k")
+        async with running({"task": function}, database) as runner:
+            await gate.until_begun()
+            await db.execute("select graphile_worker.remove_job('k')")
+            gate.open()
+            await runner.stop()
+        row = await existing(db, old["id"])
+        assert (row["attempts"], row["key"], row["locked_by"]) == (25, None, None)
+
+    def test_what_cannot_be_chosen(self) -> None:
+        for make, error in [
+            (Retry, TypeError),
+            (lambda: Retry(after=1, at=datetime.now(UTC)), TypeError),
+            (lambda: Retry(at=timedelta(1)), TypeError),  # type: ignore[arg-type]
+            (lambda: Retry(at=datetime.now()), InvalidJobError),  # noqa: DTZ005
+            (lambda: Retry(after=-1), ConfigurationError),
+            (lambda: Snooze(0), ConfigurationError),
+            (lambda: Snooze(math.nan), ConfigurationError),
+        ]:
+            with pytest.raises(error):
+                make()  # type: ignore[no-untyped-call]
+
+
+class TestPolicies:
+    @pytest.mark.parametrize(
+        ("policy", "expected"),
+        [
+            (None, math.e),
+            (Exponential(), math.e),
+            (Exponential(first=100, factor=10, cap=50), 50),
+            (90, 90),
+            (timedelta(minutes=2), 120),
+            ([100, 200], 100),
+            (Linear(70), 70),
+            (lambda failure: failure.attempt * 30, 30),
+            (lambda _: None, math.e),
+            (lambda _: 1e300, 3e10),
+            ({OSError: 5, ValueError: 300}, 300),
+            ({OSError: 5}, math.e),
+            ({Exception: 5, ArithmeticError: 6}, 5),
+        ],
+        ids=str,
+    )
+    async def test_the_delay_after_a_failure(self, database: str, policy: Any, expected: float) -> None:
+        heard = Heard()
+        job, delay = await outcome_of(database, task(retry=policy)(_refuse), heard)
+        assert (job.attempts, job.last_error) == (1, "no")
+        assert expected - 0.01 <= delay < expected * 1.0001 + SLACK
+        assert isinstance(heard.named("job:error")[0].error, ValueError)
+
+    async def test_a_moment(self, database: str) -> None:
+        at = datetime(2100, 1, 1, tzinfo=UTC)
+        job, _ = await outcome_of(database, task(retry=lambda _: at)(_refuse))
+        assert job.run_at == at
+
+    async def test_never_ends_it_with_the_error_that_it_was(self, database: str) -> None:
+        heard = Heard()
+        job, _ = await outcome_of(database, task(retry={ValueError: never})(_refuse), heard)
+        assert (job.state, job.last_error) == (JobState.FAILED, "no")
+        assert isinstance(heard.named("job:failed")[0].error, ValueError)
+
+    async def test_a_policy_may_choose_as_a_task_may(self, database: str) -> None:
+        def policy(failure: Failure) -> None:
+            raise Snooze(60, f"after {failure.error}, attempt {failure.attempt} of {failure.job.id > 0}")
+
+        job, _ = await outcome_of(database, task(retry=policy)(_refuse))
+        assert (job.attempts, job.last_error) == (0, "Snoozed for 60 s: after no, attempt 1 of True")
+
+    async def test_what_a_task_chooses_goes_before_its_policy(self, database: str) -> None:
+        @task(retry=1000)
+        async def function() -> None:
+            raise Retry(after=60)
+
+        _, delay = await outcome_of(database, function)
+        assert 60 <= delay < 60 + SLACK
+
+    @pytest.mark.parametrize(
+        "policy",
+        [lambda _: 1 / 0, lambda _: -1, lambda _: "soon", lambda _: datetime(2100, 1, 1)],  # noqa: DTZ001
+    )
+    async def test_a_policy_that_fails_is_logged_and_the_job_is_not_lost(
+        self, database: str, policy: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        job, delay = await outcome_of(database, task(retry=policy)(_refuse))
+        assert (job.attempts, job.last_error) == (1, "no")
+        assert 2.7 <= delay < 2.8 + SLACK
+        assert "The retry policy of 'task' failed" in caplog.text
+
+    def test_the_delays_of_each_attempt(self) -> None:
+        for policy, delays in [
+            (Exponential(first=1, factor=2, cap=5), [1, 2, 4, 5, 5]),
+            (Linear(10, first=1, cap=timedelta(seconds=25)), [1, 11, 21, 25, 25]),
+            (Delays([1, timedelta(minutes=1)]), [1, 60, 60, 60, 60]),
+            (Fixed(3), [3, 3, 3, 3, 3]),
+        ]:
+            assert [policy.delay(attempt) for attempt in range(1, 6)] == delays
+        assert [Exponential().delay(n) for n in range(1, 30)] == pytest.approx(
+            [math.exp(min(10, n)) for n in range(1, 30)]
+        )
+        assert Exponential(factor=1000, cap=None).delay(32767) == math.inf
+
+    @given(
+        some.floats(0, 1),
+        some.integers(1, 32767),
+        some.floats(0, 1e6),
+        some.floats(1, 10),
+        some.floats(0, 1e6),
+    )
+    def test_jitter_only_shortens(
+        self, jitter: float, attempt: int, first: float, factor: float, cap: float
+    ) -> None:
+        policy = Exponential(first=first, factor=factor, cap=cap, jitter=jitter)
+        failure = Failure(_job(attempt), ValueError())
+        whole = policy.delay(attempt)
+        assert whole <= cap
+        assert whole * (1 - jitter) - 1e-6 <= policy(failure) <= whole
+
+    def test_the_nearest_type_counts(self) -> None:
+        policy = ByException({Exception: 1, OSError: [2], ConnectionError: Fixed(3)})
+        for error, expected in [
+            (ValueError(), 1),
+            (OSError(), 2),
+            (ConnectionResetError(), 3),
+            (KeyboardInterrupt(), None),
+        ]:
+            assert policy(Failure(_job(1), error)) == expected
+
+    def test_what_is_no_policy(self) -> None:
+        async def coroutine(_: Failure) -> float:
+            return 1
+
+        for wrong in ("soon", True, object, coroutine, [], ["x"], {1: 2}, {ValueError: "x"}, -1, 3 + 4j):
+            with pytest.raises(ConfigurationError):
+                read_policy(wrong)
+        for make in (
+            lambda: Exponential(factor=0.5),
+            lambda: Exponential(jitter=2),
+            lambda: Fixed("x"),  # type: ignore[arg-type]
+            lambda: Linear(-1),
+            lambda: Exponential(cap=-1),
+        ):
+            with pytest.raises(ConfigurationError):
+                make()
+
+    def test_policies_are_values(self) -> None:
+        assert Exponential(first=1) == Exponential(first=1) != Exponential(first=2)
+        assert len({Fixed(1), Fixed(1), Linear(1)}) == 2
+        assert repr(Fixed(1)) == "Fixed(cap=inf, jitter=0.0, every=1.0)"
+
+
+class TestInvalidPayloads:
+    async def test_it_is_a_failure_like_others(self, db: asyncpg.Connection, database: str) -> None:
+        heard = Heard()
+        job = await add(db, "hello", payload={"name": 3})
+        await once({"hello": hello}, database, events=heard.events)
+        row = await existing(db, job["id"])
+        assert row["attempts"] == 1
+        assert row["last_error"] == "The payload does not fit: name: Expected `str`, got `int`"
+        assert row["run_at"] > job["run_at"]
+        error = heard.named("job:error")[0].error
+        assert isinstance(error, InvalidPayloadError)
+        assert error.path == "name"
+
+    @pytest.mark.parametrize("where", ["task", "worker"])
+    async def test_it_may_end_the_job(self, db: asyncpg.Connection, database: str, where: str) -> None:
+        heard = Heard()
+        job = await add(db, "hello", payload={"name": 3})
+        strict = task(on_invalid_payload="fail")(hello.function) if where == "task" else hello
+        options: Any = {"on_invalid_payload": "fail"} if where == "worker" else {}
+        await once({"hello": strict}, database, events=heard.events, **options)
+        assert (await existing(db, job["id"]))["attempts"] == 25
+        assert heard.counts["job:failed"] == 1
+
+    async def test_an_error_of_the_task_itself_does_not_count_as_one(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        job = await add(db, "hello", payload={"name": "explode"})
+        strict = task(on_invalid_payload="fail")(hello.function)
+        await once({"hello": strict}, database)
+        assert (await existing(db, job["id"]))["attempts"] == 1
+
+
+@task
+async def hello(name: str) -> None:
+    if name == "explode":
+        raise TypeError("oops")
+
+
+async def _refuse() -> None:
+    raise ValueError("no")
+
+
+def _job(attempts: int) -> Job:
+    now = datetime.now(UTC)
+    return Job(
+        id=1, task_identifier="x", queue_name=None, payload=None, priority=0, run_at=now, attempts=attempts,
+        max_attempts=25, last_error=None, created_at=now, updated_at=now, key=None, locked_at=now,
+        locked_by="w", revision=0, flags=frozenset(), is_available=False, task_id=1, job_queue_id=None,
+        state=JobState.RUNNING,
+    )  # fmt: skip

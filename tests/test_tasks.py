@@ -1,0 +1,462 @@
+"""Tasks: declaring them, calling them, and adding their jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import asyncpg
+import msgspec
+import pydantic
+import pytest
+
+from graphile_worker import (
+    App,
+    ConfigurationError,
+    Drained,
+    InvalidJobError,
+    Job,
+    JobContext,
+    JobKeyMode,
+    JobSpec,
+    Task,
+    task,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from graphile_worker.testing import Databases
+
+LATER = datetime(2100, 1, 1, tzinfo=UTC)
+sent: list[Any] = []
+
+
+@pytest.fixture(scope="session")
+def databases(default_databases: Databases) -> Databases:
+    return default_databases
+
+
+@pytest.fixture
+async def app(database: str) -> AsyncIterator[App]:
+    app = App(database)
+    sent.clear()
+    yield app
+    await app.close()
+    await asyncio.to_thread(app.close_sync)
+
+
+class TestDeclaring:
+    def test_a_task_is_called_as_before(self) -> None:
+        app = App()
+
+        @app.task
+        async def hello(name: str) -> str:
+            """Greets."""
+            return f"Hello, {name}"
+
+        @app.task("plain", priority=3)
+        def plain(ctx: JobContext | None, n: int) -> int:
+            return n + (0 if ctx else 1)
+
+        assert asyncio.run(hello(name="Ann")) == "Hello, Ann"
+        assert plain(None, 1) == 2  # type: ignore[arg-type]
+        assert (hello.__name__, hello.__doc__, repr(hello)) == ("hello", "Greets.", "<Task 'hello'>")
+        assert list(app.tasks) == ["hello", "plain"]
+        assert app.tasks["hello"] is hello
+
+    def test_an_identifier_is_refused_at_declaration(self) -> None:
+        app = App()
+
+        @app.task
+        async def hello() -> None: ...
+
+        async def other() -> None: ...
+
+        with pytest.raises(
+            ConfigurationError, match=r"two tasks 'hello': .*hello.*test_tasks.py, line \d+\) and .*other"
+        ):
+            app.task("hello")(other)
+        with pytest.raises(ConfigurationError, match="1 to 128 characters"):
+            app.task("")(other)
+        with pytest.raises(ConfigurationError, match="129 characters, and at most 128"):
+            app.task("x" * 129)(other)
+        with pytest.raises(ConfigurationError, match="has no name to call a task by"):
+            app.task(lambda: None)
+        with pytest.raises(ConfigurationError, match="is a task already"):
+            app.task(hello)
+        assert list(app.tasks) == ["hello"]
+
+    def test_one_that_a_crontab_cannot_name_is_warned_about(self, caplog: pytest.LogCaptureFixture) -> None:
+        async def send() -> None: ...
+
+        for good in ("send", "mail/send", "a:b-c_1", "_x"):
+            task(good)(send)
+        assert not caplog.records
+        task("send mail")(send)
+        [record] = caplog.records
+        assert record.levelno == logging.WARNING
+        assert "'send mail' cannot be named in a crontab" in record.getMessage()
+
+    @pytest.mark.parametrize(
+        ("options", "why"),
+        [
+            ({"priority": 100_000}, "priority is 100000"),
+            ({"max_attempts": 0}, "max_attempts is 0"),
+            ({"queue_name": ""}, "queue_name is ''"),
+            ({"flags": "x"}, "flags is 'x'"),
+            ({"job_key_mode": "x"}, "job_key_mode is 'x'"),
+            ({"job_key": "k:{nme}"}, "it has no parameter 'nme'. It has: name"),
+            ({"job_key": "k:{"}, "Single '{' encountered"),
+            ({"job_key": "k:{}"}, "it has no parameter ''"),
+            ({"retry": "soon"}, "retry is 'soon'"),
+            ({"on_invalid_payload": "x"}, "it must be 'retry' or 'fail'"),
+            ({"queue": "x"}, "queue: a task does not know that"),
+        ],
+    )
+    def test_a_wrong_option_is_refused_at_declaration(self, options: Any, why: str) -> None:
+        async def hello(name: str) -> None: ...
+
+        with pytest.raises(ConfigurationError) as caught:
+            task(**options)(hello)
+        assert why in str(caught.value)
+
+    def test_options_can_be_shared(self) -> None:
+        mail = task(queue_name="mail", max_attempts=3)
+
+        @mail
+        async def send(to: str) -> None: ...
+
+        @mail("mail/urgent", priority=-1)
+        async def urgent(to: str) -> None: ...
+
+        assert send.spec("Ann") == JobSpec("send", {"to": "Ann"}, queue_name="mail", max_attempts=3)
+        assert urgent.spec("Ann") == JobSpec(
+            "mail/urgent", {"to": "Ann"}, queue_name="mail", max_attempts=3, priority=-1
+        )
+
+    def test_a_task_of_no_app_can_be_called_but_not_enqueued(self) -> None:
+        @task
+        async def hello(name: str) -> str:
+            return name
+
+        assert asyncio.run(hello("Ann")) == "Ann"
+        with pytest.raises(ConfigurationError, match=r"'hello' belongs to no app.*include"):
+            asyncio.run(hello.enqueue("Ann"))
+
+
+class TestEnqueueing:
+    async def test_what_was_passed_is_the_payload(self, app: App) -> None:
+        @app.task(queue_name="q", priority=5, max_attempts=3, flags=iter(["slow"]))
+        async def hello(name: str, n: int = 3) -> None:
+            sent.append((name, n))
+
+        jobs = [await hello.enqueue("Ann"), await hello.enqueue(name="Bob", n=4)]
+        assert [job.payload for job in jobs] == [{"name": "Ann"}, {"name": "Bob", "n": 4}]
+        for job in jobs:
+            assert (job.queue_name, job.priority, job.max_attempts, job.flags) == (
+                "q",
+                5,
+                3,
+                frozenset({"slow"}),
+            )
+        assert await app.run_once() == Drained(2, 0)
+        assert sent == [("Ann", 3), ("Bob", 4)]
+
+    async def test_a_bad_call_is_refused_at_the_caller(self, app: App) -> None:
+        @app.task
+        async def hello(name: str, at: datetime | None = None) -> None: ...
+
+        calls: dict[Any, str] = {
+            hello.enqueue: "missing a required argument: 'name'",
+            lambda: hello.enqueue("Ann", nme=1): "unexpected keyword argument 'nme'",  # type: ignore[call-arg]
+            lambda: hello.enqueue(3): "name: Expected `str`, got `int`",  # type: ignore[arg-type]
+            lambda: hello.enqueue("Ann", at="soon"): "at: Invalid RFC3339",  # type: ignore[arg-type]
+            lambda: hello.enqueue(object()): "cannot be written as JSON",  # type: ignore[arg-type]
+            lambda: hello.enqueue("a\0b"): "NUL",
+            lambda: hello.using(priority=10**6).enqueue("Ann"): "priority is 1000000",
+            lambda: hello.enqueue_many([{"name": "Ann"}, {"name": 3}]): "name: Expected `str`",
+            lambda: hello.enqueue_many([{"name": "Ann"}, "Bob"]): "must be a mapping",
+            lambda: app.add_job("hello", {"name": 3}): "name: Expected `str`",
+            lambda: app.add_job("hello"): "missing a required argument: 'name'",
+        }
+        for call, why in calls.items():
+            with pytest.raises(InvalidJobError) as caught:
+                await call()
+            assert why in str(caught.value)
+        with pytest.raises(InvalidJobError, match=r"queue: using\(\) does not know that"):
+            hello.using(queue="x")  # type: ignore[call-arg]
+        assert await app.utils.list_jobs() == []
+
+    async def test_using_says_everything_else(self, app: App) -> None:
+        @app.task(priority=5, queue_name="q")
+        async def hello(name: str) -> None: ...
+
+        job = await hello.using(
+            run_at=LATER,
+            queue_name="other",
+            job_key="k",
+            job_key_mode=JobKeyMode.PRESERVE_RUN_AT,
+            priority=-5,
+            max_attempts=2,
+            flags=["x"],
+        ).enqueue("Ann")
+        assert (job.run_at, job.queue_name, job.key, job.priority) == (LATER, "other", "k", -5)
+        assert (job.max_attempts, job.flags) == (2, frozenset({"x"}))
+        later = hello.using(run_at=timedelta(hours=1)).using(priority=1)
+        assert (await later.enqueue("Bob")).run_at > datetime.now(UTC) + timedelta(minutes=59)
+        assert (await later.enqueue("Bob")).priority == 1
+        assert (await hello.using(queue_name=None).enqueue("Bob")).queue_name is None
+
+    async def test_a_job_is_a_part_of_the_callers_transaction(self, app: App, db: asyncpg.Connection) -> None:
+        @app.task
+        async def hello(name: str) -> None: ...
+
+        async def rolled_back() -> None:
+            async with db.transaction():
+                await hello.using(connection=db).enqueue("Ann")
+                await hello.using(connection=db).enqueue_many([{"name": "Bob"}])
+                await app.add_job("hello", {"name": "Cid"}, connection=db)
+                await app.add_jobs([hello.spec("Dan")], connection=db)
+                assert await db.fetchval("select count(*) from graphile_worker.jobs") == 4
+                raise RuntimeError("rolled back")
+
+        with pytest.raises(RuntimeError, match="rolled back"):
+            await rolled_back()
+        assert await app.utils.list_jobs() == []
+        with pytest.raises(ConfigurationError, match="takes a connection of asyncpg's, not a int"):
+            await hello.using(connection=3).enqueue("Ann")  # type: ignore[arg-type]
+
+    async def test_many(self, app: App) -> None:
+        @app.task(job_key="hello:{name}")
+        async def hello(name: str) -> None: ...
+
+        @app.task
+        async def count(payload: int) -> None: ...
+
+        jobs = await hello.enqueue_many({"name": f"n{n}"} for n in range(3))
+        assert [job.key for job in jobs] == ["hello:n0", "hello:n1", "hello:n2"]
+        assert [job.payload for job in await count.enqueue_many(range(3))] == [0, 1, 2]
+        assert await hello.using(priority=3).enqueue_many([]) == []
+
+    async def test_keys_of_a_template_or_a_function(self, app: App) -> None:
+        @app.task(job_key="user:{user_id}:{kind}", job_key_mode="unsafe_dedupe")
+        async def sync(user_id: int, kind: str = "full") -> None: ...
+
+        @app.task(job_key="fixed {{}}")
+        async def fixed() -> None: ...
+
+        @app.task(job_key=lambda name, **_: name.lower() or None)
+        async def by_function(name: str, **extra: int) -> None: ...
+
+        @app.task(job_key="point:{payload[x]}")
+        async def whole(payload: dict[str, int]) -> None: ...
+
+        assert (await sync.enqueue(7)).key == "user:7:full"
+        assert (await sync.enqueue(7, "part")).key == "user:7:part"
+        assert (await sync.using(job_key="other").enqueue(7)).key == "other"
+        assert (await sync.using(job_key=None).enqueue(7)).key is None
+        assert (await fixed.enqueue()).key == "fixed {}"
+        assert (await by_function.enqueue("Ann", x=1)).key == "ann"
+        assert (await by_function.enqueue("")).key is None
+        assert (await whole.enqueue({"x": 3})).key == "point:3"
+        assert sync.spec(7).job_key_mode == "unsafe_dedupe"
+
+    async def test_add_job_knows_tasks_by_name_and_leaves_others_alone(self, app: App) -> None:
+        @app.task(queue_name="q", job_key="hello:{name}")
+        async def hello(name: str) -> None: ...
+
+        job = await app.add_job("hello", {"name": "Ann", "_trace": {"id": 1}}, priority=-10)
+        assert (job.queue_name, job.key, job.priority) == ("q", "hello:Ann", -10)
+        assert job.payload == {"name": "Ann", "_trace": {"id": 1}}
+        assert (await app.add_job(hello, {"name": "Bob"})).key == "hello:Bob"
+        other = await app.add_job("written_in_typescript", {"anything": [1]})
+        assert (other.task_identifier, other.payload) == ("written_in_typescript", {"anything": [1]})
+
+    async def test_reserved_keys_cannot_be_arguments(self, app: App) -> None:
+        @app.task
+        async def hello(**extra: int) -> None: ...
+
+        with pytest.raises(InvalidJobError, match="_cron: this key is kept for the worker"):
+            await hello.enqueue(_cron=1)
+
+
+@dataclass
+class SendEmail:
+    identifier: ClassVar[str] = "send_email"
+    to: str
+    copies: int = 1
+
+    async def run(self, ctx: JobContext) -> None:
+        sent.append((self, ctx.job.id))
+
+
+class Count(msgspec.Struct):
+    identifier: ClassVar[str] = "count"
+    n: int
+
+    def run(self) -> None:
+        sent.append(self)
+
+
+class Ship(pydantic.BaseModel):
+    identifier: ClassVar[str] = "ship"
+    days: list[int]
+
+    def run(self, ctx: JobContext) -> None:
+        sent.append((self, ctx.job.task_identifier))
+
+
+class TestClasses:
+    async def test_a_class_is_a_task(self, app: App) -> None:
+        assert app.task(SendEmail) is SendEmail
+        assert app.task(queue_name="counts", job_key="count:{self.n}")(Count) is Count
+        app.task(Ship)
+        one = await app.add_job(SendEmail("Ann", 2), priority=3)
+        assert (one.task_identifier, one.payload, one.priority) == (
+            "send_email",
+            {"to": "Ann", "copies": 2},
+            3,
+        )
+        others: list[Any] = [Count(7), Ship(days=[1, 2])]
+        two, three = await app.add_jobs(iter(others))
+        assert (two.queue_name, two.key) == ("counts", "count:7")
+        assert three.payload == {"days": [1, 2]}
+        assert await app.run_once() == Drained(3, 0)
+        assert sorted(sent, key=str) == sorted(
+            [Count(7), (SendEmail("Ann", 2), one.id), (Ship(days=[1, 2]), "ship")], key=str
+        )
+
+    async def test_a_bad_instance_is_refused(self, app: App) -> None:
+        app.task(SendEmail)
+        with pytest.raises(InvalidJobError, match="to: Expected `str`, got `int`"):
+            await app.add_job(SendEmail(3))  # type: ignore[arg-type]
+        with pytest.raises(
+            InvalidJobError, match=r"Count is no task of this app. Declare it: app.task\(Count\)"
+        ):
+            await app.add_job(Count(1))
+        with pytest.raises(InvalidJobError, match="is a payload itself"):
+            await app.add_job(SendEmail("Ann"), {"to": "Bob"})
+
+    async def test_by_its_name_too(self, app: App) -> None:
+        app.task(SendEmail)
+        await app.add_job("send_email", {"to": "Ann"})
+        with pytest.raises(InvalidJobError, match="missing required field `to`"):
+            await app.add_job("send_email", {})
+        assert await app.run_once() == Drained(1, 0)
+        assert sent[0][0] == SendEmail("Ann")
+
+    def test_what_cannot_be_one(self) -> None:
+        class Plain:
+            identifier = "plain"
+
+            def run(self) -> None: ...
+
+        @dataclass
+        class Nameless:
+            def run(self) -> None: ...
+
+        @dataclass
+        class Still:
+            identifier: ClassVar[str] = "still"
+
+        @dataclass
+        class Greedy:
+            identifier: ClassVar[str] = "greedy"
+
+            def run(self, name: str) -> None: ...
+
+        for kind, why in [
+            (Plain, "JSON cannot carry Plain"),
+            (Nameless, "has no identifier"),
+            (Still, r"has no method run\(self, ctx\)"),
+            (Greedy, r"something else than \(self, ctx\)"),
+        ]:
+            with pytest.raises(ConfigurationError, match=why):
+                task(kind)
+        with pytest.raises(ConfigurationError, match="is a class, which has no batches"):
+            task(batch=True)(SendEmail)
+
+
+class TestBlocking:
+    async def test_the_twins_add_what_the_others_add(self, app: App) -> None:
+        app.task(SendEmail)
+
+        @app.task(queue_name="q")
+        def hello(name: str) -> None:
+            sent.append(name)
+
+        def work() -> list[Job]:
+            app.blocking(app.migrate())
+            return [
+                hello.enqueue_sync("a"),
+                hello.using(priority=-1).enqueue_sync(name="b"),
+                *hello.enqueue_many_sync({"name": name} for name in "cd"),
+                app.add_job_sync("hello", {"name": "e"}, run_at=timedelta(0)),
+                app.add_job_sync(SendEmail("Ann")),
+                *app.add_jobs_sync([hello.spec("f"), SendEmail("Bob")]),
+            ]
+
+        jobs = await asyncio.to_thread(work)
+        assert await app.utils.list_jobs() == sorted(jobs, key=lambda job: job.id)
+        assert await app.run_once() == Drained(8, 0)
+
+    async def test_threads_may_add_at_once(self, app: App) -> None:
+        @app.task
+        def hello(n: int) -> None: ...
+
+        barrier = threading.Barrier(20)
+
+        def work(n: int) -> int:
+            barrier.wait()
+            return hello.enqueue_sync(n).id
+
+        ids = await asyncio.gather(*[_on_thread(work, n) for n in range(20)])
+        assert len(set(ids)) == 20
+
+    async def test_what_goes_wrong_is_raised_where_it_was_called(self, app: App) -> None:
+        @app.task
+        def hello(n: int) -> None: ...
+
+        with pytest.raises(InvalidJobError, match="n: Expected `int`"):
+            await asyncio.to_thread(hello.enqueue_sync, "x")  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match=r"has an event loop.*without _sync"):
+            hello.enqueue_sync(1)
+        async with app.utils.lend_connection() as connection:
+            bound = hello.using(connection=connection)
+            with pytest.raises(ConfigurationError, match="belongs to an event loop"):
+                await asyncio.to_thread(bound.enqueue_sync, 1)
+
+    async def test_a_task_on_a_thread_adds_jobs(self, app: App) -> None:
+        @app.task
+        def first(n: int) -> None:
+            if n:
+                first.enqueue_sync(n - 1)
+            sent.append(n)
+
+        await first.enqueue(3)
+        assert await app.run_once() == Drained(4, 0)
+        assert sent == [3, 2, 1, 0]
+
+
+async def _on_thread(work: Any, n: int) -> Any:
+    """More threads than the event loop's pool may have here."""
+    done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def run() -> None:
+        value = work(n)
+        done.get_loop().call_soon_threadsafe(done.set_result, value)
+
+    threading.Thread(target=run).start()
+    return await done
+
+
+def test_a_task_has_the_type_that_its_decorator_says() -> None:
+    @task
+    def hello(name: str) -> None: ...
+
+    assert isinstance(hello, Task)
