@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all bench bench-scaling chaos soak check format db-dump clean
+.PHONY: help demo test test-all bench bench-binding bench-scaling chaos soak check format db-dump clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -25,6 +25,9 @@ bench: $(STAMP) bench-peers ## Compare with other queues, in 15 minutes; in 2 wi
 
 bench-scaling: $(STAMP) bench-peers ## Measure how it scales, in 15 minutes; in 2 with QUICK=1
 	$(BIN)/python -m benchmarks scaling $(if $(QUICK),--quick)
+
+bench-binding: $(STAMP) ## Measure what it costs to make a task's arguments out of a payload
+	$(BIN)/python -m benchmarks.binding
 
 chaos: $(STAMP) peers ## Break everything under working workers, for MINUTES=10, by SEED=...; and audit it
 	$(BIN)/python -m chaos --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))

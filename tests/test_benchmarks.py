@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from benchmarks import contenders
+from benchmarks import binding, contenders
 from benchmarks.__main__ import main
 from benchmarks.arena import Arena
 from benchmarks.backlog import UNRUNNABLE, Backlog
@@ -187,3 +187,12 @@ def test_a_mistake_on_the_command_line_is_told_before_anything_is_measured(
         main(arguments)
     assert exit_.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_cost_of_binding_is_printed_with_its_goal(capsys: pytest.CaptureFixture[str]) -> None:
+    binding.main(["--count", "10"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines[:-1]] == [
+        *("msgspec alone", "keywords", "with_context", "with_defaults", "struct", "by_position")
+    ]
+    assert lines[-1].startswith("goal: 5 µs at most; ")

@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
 
 import asyncpg
 from protocol import Completions, Driver, serve
 
-from graphile_worker import Events, JobSpec, Runner, WorkerUtils, run
+from graphile_worker import App, Events, JobSpec, task
 from graphile_worker.events import JobComplete
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _PREFETCH = 500
 
 
-async def trivial(_payload: object) -> None:
+@task
+async def trivial(id: int, seconds: float) -> None:
     """Nothing."""
 
 
-def sync(_payload: object) -> None:
+@task
+def sync(id: int, seconds: float) -> None:
     """Nothing, on a thread."""
 
 
-async def sleep(payload: dict[str, float]) -> None:
+@task
+async def sleep(id: int, seconds: float) -> None:  # noqa: ARG001
     """Wait."""
-    await asyncio.sleep(payload["seconds"])
+    await asyncio.sleep(seconds)
 
 
-async def fail(_payload: object) -> None:
+@task
+async def fail(id: int, seconds: float) -> None:  # noqa: ARG001
     """Raise."""
     raise RuntimeError("on purpose")
 
@@ -41,22 +42,19 @@ class Ours(Driver):
 
     def __init__(self) -> None:
         super().__init__()
-        self._utils = WorkerUtils()
-        self._runner: Runner | None = None
-        self._tasks: dict[str, Callable[..., Any]] = {
-            "trivial": trivial,
-            "sync": sync,
-            "sleep": sleep,
-            "fail": fail,
-            "probe": self._probe,
-        }
+        self._app = App(events=Events())
+        self._app.include(trivial, sync, sleep, fail)
+        self._running = AsyncExitStack()
 
-    async def _probe(self, payload: dict[str, float]) -> None:
-        self.probes.note(payload)
+        @self._app.task
+        async def probe(payload: dict[str, float]) -> None:
+            self.probes.note(payload)
+
+        self._app.events.on(JobComplete, lambda _event: self.completions.note())
 
     async def install(self) -> None:
         """Run the migrations."""
-        await self._utils.migrate()
+        await self._app.utils.migrate()
 
     async def clear(self) -> None:
         """Remove all jobs and queues."""
@@ -72,7 +70,7 @@ class Ours(Driver):
         """Add jobs."""
         most = 1 if task == "fail" else None
         if how == "bulk":
-            await self._utils.add_jobs(
+            await self._app.utils.add_jobs(
                 JobSpec(
                     task,
                     {"id": number, "seconds": seconds},
@@ -86,32 +84,25 @@ class Ours(Driver):
 
         async def lane() -> None:
             for number in range(count // lanes):
-                await self._utils.add_job(task, {"id": number, "seconds": seconds}, max_attempts=most)
+                await self._app.utils.add_job(task, {"id": number, "seconds": seconds}, max_attempts=most)
 
         await asyncio.gather(*(lane() for _ in range(lanes)))
 
     async def start(self, concurrency: int, *, tuned: bool = False) -> None:
         """Begin to work."""
-        completions = self.completions = Completions()
-        events = Events()
-        events.on(JobComplete, lambda _event: completions.note())
-        self._runner = await run(
-            self._tasks,
-            concurrency=concurrency,
-            prefetch=_PREFETCH if tuned else 0,
-            migrate=False,
-            events=events,
+        self.completions = Completions()
+        await self._running.enter_async_context(
+            self._app.running(concurrency=concurrency, prefetch=_PREFETCH if tuned else 0, migrate=False)
         )
 
     async def stop(self) -> None:
         """Stop working."""
-        assert self._runner is not None
-        await self._runner.stop()
+        await self._running.aclose()
 
     async def send(self, payload: dict[str, float], *, delay: float | None = None) -> None:
         """Add a probe."""
         run_at = None if delay is None else datetime.now(UTC) + timedelta(seconds=delay)
-        await self._utils.add_job("probe", payload, run_at=run_at)
+        await self._app.utils.add_job("probe", payload, run_at=run_at)
 
 
 if __name__ == "__main__":

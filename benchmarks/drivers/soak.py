@@ -41,7 +41,7 @@ class Soak(Ours):
 
     def __init__(self) -> None:
         super().__init__()
-        self._tasks["work"] = self._work
+        self._app.task("work")(self._work)
         self._adding = WorkerUtils()
         self._runs = self._successes = bytearray()
         self._finished = 0
@@ -54,8 +54,7 @@ class Soak(Ours):
         """So many jobs will come; all memory for counting them is taken now, so that it does not grow."""
         self._runs, self._successes = bytearray(jobs), bytearray(jobs)
 
-    async def _work(self, payload: dict[str, int]) -> None:
-        number = payload["number"]
+    async def _work(self, number: int) -> None:
         self._runs[number] += 1
         if number % _FAILS == 0 and self._runs[number] == 1:
             raise OnPurpose

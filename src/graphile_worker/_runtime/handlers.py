@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from graphile_worker.batch import Batch, failed_in_part, failures
+from graphile_worker._runtime.batch import Batch, failed_in_part, failures
 from graphile_worker.binding import Items
 from graphile_worker.context import JobContext
 from graphile_worker.conversion import MisfitError

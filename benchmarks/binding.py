@@ -1,0 +1,131 @@
+"""What it costs a worker to make the arguments of a task out of a payload: ``python -m benchmarks.binding``.
+
+The payload has three scalars, and comes as text, as the driver gives it. The goal is 5 µs for everything:
+decoding, checking, the context. msgspec alone, decoding into a struct of the same three fields, is the floor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+from datetime import UTC, datetime
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from graphile_worker import Job, JobContext, JobState, Task, WorkerUtils, task
+from graphile_worker._runtime.handlers import read_handlers
+from graphile_worker.context import Surroundings
+from graphile_worker.logs import ScopedLogger
+from graphile_worker.payload import decode_payload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+GOAL = 5.0
+_TEXT = '{"user_id": 12345, "template": "welcome", "ratio": 0.75}'
+_ROUNDS = 7
+
+
+class _Floor(msgspec.Struct, gc=False):
+    user_id: int
+    template: str
+    ratio: float
+
+
+@task
+async def keywords(user_id: int, template: str, ratio: float) -> None:
+    """Three parameters."""
+
+
+@task
+async def with_context(ctx: JobContext, user_id: int, template: str, ratio: float) -> None:
+    """Three parameters and the context."""
+
+
+@task
+async def with_defaults(ctx: JobContext, user_id: int, *, template: str = "", ratio: float = 1.0) -> None:
+    """The same by keyword."""
+
+
+@task
+async def struct(payload: _Floor, ctx: JobContext) -> None:
+    """The payload as one value."""
+
+
+async def by_position(payload: Any, ctx: Any) -> None:
+    """A plain function of a mapping."""
+
+
+class Cost(NamedTuple):
+    """Of one way to take a payload."""
+
+    name: str
+    microseconds: float
+
+
+def measure(count: int) -> list[Cost]:
+    """The best of several rounds for each way, each with so many payloads."""
+    tasks: list[Task[..., ..., Any]] = [keywords, with_context, with_defaults, struct]
+    functions: dict[str, Callable[..., Any]] = {one.identifier: one for one in tasks}
+    handlers = read_handlers({**functions, "by_position": by_position})
+    surroundings = _surroundings()
+    floor = msgspec.json.Decoder(_Floor).decode
+    ways: dict[str, Callable[[], object]] = {"msgspec alone": partial(floor, _TEXT)}
+    for name, handler in handlers.items():
+        ways[name] = partial(_bind, handler, _job(name), surroundings)
+    return [
+        Cost(name, min(_seconds(way, count) for _ in range(_ROUNDS)) / count * 1e6)
+        for name, way in ways.items()
+    ]
+
+
+def _bind(handler: Any, job: Job, surroundings: Surroundings) -> None:
+    # As in the worker, where the job is made with the payload in it.
+    job_payload = decode_payload(_TEXT)
+    msgspec.structs.force_setattr(job, "payload", job_payload)
+    handler.call(job, surroundings)
+
+
+def _seconds(way: Callable[[], object], count: int) -> float:
+    started = perf_counter()
+    for _ in range(count):
+        way()
+    return perf_counter() - started
+
+
+def _surroundings() -> Surroundings:
+    async def make() -> Surroundings:
+        logger = ScopedLogger(logging.getLogger("graphile_worker"), {})
+        utils = WorkerUtils("postgresql://localhost/none")
+        return Surroundings(worker_id="w", utils=utils, logger=logger, now=lambda: datetime.now(UTC))
+
+    return asyncio.run(make())
+
+
+def _job(task_identifier: str) -> Job:
+    now = datetime.now(UTC)
+    return Job(
+        id=1, task_identifier=task_identifier, queue_name=None, payload=None, priority=0, run_at=now,
+        attempts=1, max_attempts=25, last_error=None, created_at=now, updated_at=now, key=None, locked_at=now,
+        locked_by="w", revision=0, flags=frozenset(), is_available=False, task_id=1, job_queue_id=None,
+        state=JobState.RUNNING,
+    )  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.binding", description=__doc__)
+    parser.add_argument("--count", type=int, default=100_000, metavar="N", help="payloads in a round")
+    costs = measure(parser.parse_args(arguments).count)
+    for name, microseconds in costs:
+        print(f"{name:<14} {microseconds:6.2f} µs")
+    worst = max(microseconds for _, microseconds in costs)
+    print(f"goal: {GOAL:g} µs at most; {'reached' if worst <= GOAL else 'missed'}")
+
+
+if __name__ == "__main__":
+    main()
