@@ -45,12 +45,16 @@ async def result(
 
 
 class TestTasks:
-    async def test_returning_nothing_means_that_all_are_done(self, database: str) -> None:
+    @pytest.mark.parametrize("value", [None, [None, None, None], (1, "x", False), 3])
+    async def test_returning_nothing_or_no_exception_means_that_all_are_done(
+        self, database: str, value: Any
+    ) -> None:
         got: list[Any] = []
 
         @task(batch=True)
-        async def function(items: list[int]) -> None:
+        async def function(items: list[int]) -> Any:
             got.append(items)
+            return value
 
         assert await result(database, function, [1, 2, 3]) is None
         assert got == [[1, 2, 3]]
@@ -196,8 +200,43 @@ class TestTasks:
         )
         assert (await existing(db, row["id"]))["attempts"] == 1
 
+    async def test_on_the_last_attempt_what_is_left_stays_failed(self, database: str) -> None:
+        heard = Heard()
+
+        @task(batch=True)
+        async def function(items: list[int]) -> list[Any]:
+            return [ValueError("no") if n == 2 else None for n in items]
+
+        async with WorkerUtils(database) as utils:
+            job = await utils.add_job("task", [1, 2], max_attempts=1, queue_name="q")
+            await once({"task": function}, database, events=heard.events)
+            found = await utils.get_job(id=job.id)
+        assert found is not None
+        assert (found.state, found.payload, found.locked_by) == (JobState.FAILED, [2], None)
+        [failed] = heard.named("job:failed")
+        assert [str(error) for error in failed.batch_job_errors] == ["no"]
+        assert heard.named("job:complete")[0].error is failed.error
+
 
 class TestEnqueueing:
+    async def test_a_task_adds_a_batch(self, database: str) -> None:
+        app = App(database)
+        got: list[Any] = []
+
+        @app.task
+        async def fan_in(ctx: JobContext) -> None:
+            await ctx.utils.add_batch_job("send", [1, 2])
+            await send.enqueue([3])
+
+        @app.task(batch=True)
+        async def send(items: list[int]) -> None:
+            got.append(items)
+
+        async with app:
+            await fan_in.enqueue()
+            assert await app.run_once() == Drained(3, 0)
+        assert got == [[1, 2], [3]]
+
     async def test_items_are_the_payload(self, database: str) -> None:
         app = App(database)
 
