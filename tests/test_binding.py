@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import pathlib
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
@@ -238,6 +239,16 @@ class TestParameters:
         function.__annotations__["ctx"] = "graphile_worker.JobContext"
         function.__annotations__["name"] = "str"
         assert bound(function, {"name": "x"}, context=CONTEXT) == ((CONTEXT, "x"), {})
+
+    def test_partials_and_objects_that_can_be_called(self) -> None:
+        def function(greeting: str, point: Point) -> None: ...
+
+        class Callable:
+            def __call__(self, point: Point) -> None: ...
+
+        partial = functools.partial(function, "Hello")
+        assert task("partial")(partial).binding.arguments({"point": {"x": 1}}, None) == ((Point(1),), {})
+        assert task("object")(Callable()).binding.arguments({"point": {"x": 1}}, None) == ((Point(1),), {})
 
 
 class TestMisfits:

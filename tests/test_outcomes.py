@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 import math
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -84,6 +84,33 @@ class TestChoosing:
         )
         assert delay >= 0
         assert past.state is JobState.FAILED
+
+    @pytest.mark.parametrize(
+        "choice",
+        [
+            Retry(after=1e300),
+            Retry(at=datetime.max.replace(tzinfo=UTC)),
+            Retry(at=datetime(2100, 1, 1, tzinfo=timezone(timedelta(seconds=1, microseconds=5)))),
+            Snooze(1e300),
+            Fail("\0 \ud800 " + "x" * 100_000),
+            Cancel(3),  # type: ignore[arg-type]
+        ],
+        ids=lambda choice: repr(choice)[:20],
+    )
+    async def test_nothing_that_is_chosen_harms_the_jobs_recorded_with_it(
+        self, db: asyncpg.Connection, database: str, choice: ControlFlow
+    ) -> None:
+        async def function(payload: Any) -> None:
+            if payload == 1:
+                raise choice
+
+        for n in range(3):
+            await add(db, payload=n)
+        await once({"task": function}, database, concurrency=3)
+        async with WorkerUtils(database) as utils:
+            [job] = await utils.list_jobs()
+        assert (job.payload, job.locked_by) == (1, None)
+        assert job.last_error
 
     async def test_retry_says_what_it_was_raised_from(self, database: str) -> None:
         async def function(_payload: Any) -> None:
@@ -190,6 +217,7 @@ class TestChoosing:
             (lambda: Retry(after=1, at=datetime.now(UTC)), TypeError),
             (lambda: Retry(at=timedelta(1)), TypeError),  # type: ignore[arg-type]
             (lambda: Retry(at=datetime.now()), InvalidJobError),  # noqa: DTZ005
+            (lambda: Retry(at=datetime.min.replace(tzinfo=timezone(timedelta(hours=9)))), InvalidJobError),
             (lambda: Retry(after=-1), ConfigurationError),
             (lambda: Snooze(0), ConfigurationError),
             (lambda: Snooze(math.nan), ConfigurationError),

@@ -7,8 +7,8 @@ neither.
 
 from __future__ import annotations
 
+import functools
 import inspect
-import sys
 import types
 import typing
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -305,10 +305,9 @@ def _annotation(function: Callable[..., Any], parameter: inspect.Parameter, abou
     if written is parameter.empty:
         return Any
     holder = types.SimpleNamespace(__annotations__={parameter.name: written})
-    module = sys.modules.get(function.__module__)
-    known = getattr(inspect.unwrap(function), "__globals__", None) or vars(module) if module else {}
+    names = _globals_of(function)
     try:
-        return typing.get_type_hints(holder, known, _locals_of_caller(), include_extras=True)[parameter.name]
+        return typing.get_type_hints(holder, names, _locals_of_caller(), include_extras=True)[parameter.name]
     except (NameError, AttributeError, TypeError, SyntaxError) as error:
         # Linters move imports that only annotations need to where only type checkers see them.
         if isinstance(written, str) and written.rpartition(".")[2] == JobContext.__name__:
@@ -319,6 +318,16 @@ def _annotation(function: Callable[..., Any], parameter: inspect.Parameter, abou
             "It is needed when the program runs: import it outside of `if TYPE_CHECKING:`, and before the "
             "task."
         ) from None
+
+
+def _globals_of(function: Any) -> dict[str, Any]:
+    """Names of the module that the function was written in."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    if not hasattr(function, "__globals__"):  # an object that can be called
+        function = inspect.unwrap(type(function).__call__)
+    return getattr(function, "__globals__", {})
 
 
 def _locals_of_caller() -> dict[str, Any]:

@@ -48,11 +48,12 @@ class Blocking:
                 "_sync, with await."
             )
         with self._lock:
-            if self._sidecar is None:
+            sidecar = self._sidecar
+            if sidecar is None:
                 self._sidecar = sidecar = Sidecar("graphile-worker blocking calls")
                 sidecar.start()
                 self._at_exit = weakref.finalize(self, sidecar.end_from_outside, _GOODBYE)
-        future = self._sidecar.submit(coroutine)
+            future = sidecar.submit(coroutine)
         try:
             return future.result()
         except BaseException:

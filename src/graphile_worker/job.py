@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -155,6 +155,15 @@ def check_instant(argument: str, value: object) -> None:
         raise InvalidJobError(
             f"{argument} is {value}; it must not be more than {_LONGEST_DELAY.days} days.", argument=argument
         )
+
+
+def as_utc(argument: str, value: datetime) -> datetime:
+    """The same moment in UTC; refuses what has no time zone."""
+    check_instant(argument, value)
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise InvalidJobError(f"{argument} is {value}, which is no date in UTC.", argument=argument) from None
 
 
 def check_text(argument: str, value: object, *, most: int, code: str | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from graphile_worker.durations import seconds
-from graphile_worker.job import check_instant
+from graphile_worker.job import as_utc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ class ControlFlow(Exception):  # noqa: N818 - no errors, but decisions
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason = str(reason)
 
     def __str__(self) -> str:
         cause = self.reason or (describe_error(self.__cause__) if self.__cause__ else "")
@@ -67,9 +67,7 @@ class Retry(ControlFlow):
         if isinstance(at, timedelta):
             raise TypeError("Retry takes a timedelta as after=, and an aware datetime as at=.")
         self.after = None if after is None else seconds("after", after)
-        self.at = at
-        if at is not None:
-            check_instant("at", at)
+        self.at = None if at is None else as_utc("at", at)
 
     def _what(self) -> str:
         when = f"in {self.after:g} s" if self.after is not None else f"at {self.at}"

@@ -24,7 +24,7 @@ import msgspec
 
 from graphile_worker.durations import Duration, seconds
 from graphile_worker.errors import ConfigurationError
-from graphile_worker.job import check_instant
+from graphile_worker.job import as_utc
 from graphile_worker.outcome import Fail, default_delay
 
 if TYPE_CHECKING:
@@ -242,6 +242,5 @@ def check_decision(decision: object) -> tuple[float | None, datetime | None]:
     if decision is None:
         return None, None
     if isinstance(decision, datetime):
-        check_instant("what the policy returned", decision)
-        return None, decision
+        return None, as_utc("what the policy returned", decision)
     return seconds("What the policy returned", decision), None

@@ -56,6 +56,7 @@ class Batch:
         """
         if isinstance(results, list | tuple):
             if len(results) != len(self.good):
+                discard(results)
                 raise TaskError(
                     f"It returned {len(results)} results for {len(self.good)} items. A batch task returns "
                     "nothing, or one result for each item."
@@ -74,6 +75,13 @@ async def failures(results: Sequence[Any]) -> dict[int, BaseException]:
     if any(map(inspect.isawaitable, results)):
         results = await asyncio.gather(*map(_awaited, results), return_exceptions=True)
     return {place: result for place, result in enumerate(results) if isinstance(result, BaseException)}
+
+
+def discard(results: Sequence[Any]) -> None:
+    """Nobody will await those of them that could be."""
+    for result in results:
+        if inspect.iscoroutine(result):
+            result.close()
 
 
 async def _awaited(result: Any) -> Any:

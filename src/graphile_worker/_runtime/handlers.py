@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from graphile_worker._runtime.batch import Batch, failed_in_part, failures
+from graphile_worker._runtime.batch import Batch, discard, failed_in_part, failures
 from graphile_worker.binding import Items
 from graphile_worker.context import JobContext
 from graphile_worker.conversion import MisfitError
@@ -77,6 +77,7 @@ class ByPosition:
                 "Job %d (%s) has %d items and returned %d results, which are ignored: the job is complete",
                 *(job.id, job.task_identifier, len(job.payload), len(value)),
             )
+            discard(value)
         elif errors := await failures(value):
             raise failed_in_part(job.payload, errors)
 

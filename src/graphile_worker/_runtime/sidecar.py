@@ -47,7 +47,8 @@ class Sidecar:
         """End all that runs there, from a thread without an event loop."""
         if self._thread.is_alive():
             self.call(self.end)
-            self._thread.join(timeout)
+            if threading.current_thread() is not self._thread:  # the collector may call this anywhere
+                self._thread.join(timeout)
 
     async def stop(self) -> None:
         """End all that runs there. May be called again, and before `start`."""
