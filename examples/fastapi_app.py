@@ -9,6 +9,7 @@ run have five seconds to end, and nothing stays locked. Workers in processes of 
 where this file is: graphile-worker run fastapi_app:app -j 10
 """
 
+import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from pydantic import BaseModel
 
 from graphile_worker import App, JobContext, Runner
 
+logging.basicConfig(level=logging.INFO)  # a line for each job
 app = App(os.environ.get("DATABASE_URL", "embedded:"))
 
 
