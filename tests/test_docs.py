@@ -147,6 +147,11 @@ async def test_the_page_on_enqueueing(db: asyncpg.Connection, database: str) -> 
     await db.execute("create table users (id int generated always as identity, email text)")
     page = Page("enqueueing.md", dsn=database)
     names = await page.run()
+    async with names["app"] as app:
+        receipts = await app.utils.list_jobs(task="send_receipt")
+        assert [job.payload["order"] for job in receipts] == [7, 8, 9, 10, 11]
+        assert (receipts[1].priority, receipts[1].max_attempts) == (-10, 5)
+    names = await page.run()
     assert names["job"].payload == {"to": "ann@example.com"}
     async with WorkerUtils(dsn=database) as utils:
         names["utils"] = utils
@@ -168,7 +173,7 @@ async def test_the_page_on_enqueueing(db: asyncpg.Connection, database: str) -> 
 
 async def test_the_page_on_job_keys(database: str) -> None:
     async with WorkerUtils(dsn=database) as utils:
-        page = Page("job-keys.md", utils=utils)
+        page = Page("job-keys.md", utils=utils, dsn=database)
         await page.run()
         [debounced] = await utils.list_jobs(task="reindex")
         assert debounced.run_at - debounced.updated_at == timedelta(minutes=1)
@@ -177,6 +182,10 @@ async def test_the_page_on_job_keys(database: str) -> None:
         [throttled] = await utils.list_jobs(task="push_stats")
         assert throttled.run_at - throttled.created_at == timedelta(minutes=1)
         assert throttled.payload == {"change": 2}
+        names = await page.run()
+        assert (names["job"].key, names["other"].key) == ("render:7", "render:7:dark")
+        assert (await names["render"].using(job_key=None).enqueue(7)).key is None
+        await names["app"].close()
         names = await page.run()
         assert names["removed"].key == "remind:5"
         assert await utils.remove_job("remind:5") is None
@@ -259,7 +268,9 @@ async def test_the_page_on_workers(
 
     names = await page.run()
     async with names["lifespan"](None) as state:
-        assert await state["runner"].add_job("hello", {"name": "Ann"})
+        await names["greet"].enqueue("Ann")
+        await until(lambda: is_drained(state["runner"]), "the job runs in the server")
+    assert capsys.readouterr().out.endswith("Good morning, Ann\n")
     names = await page.run()
     worker = names["BackgroundWorker"]()
     worker.start()
@@ -269,6 +280,10 @@ async def test_the_page_on_workers(
 
 async def asked_again(limit: Any, before: float) -> bool:
     return bool(limit.asked > before)
+
+
+async def is_drained(runner: graphile_worker.Runner) -> bool:
+    return runner.drained.done == 1
 
 
 def await_last_example(page: Page) -> str:
@@ -352,8 +367,7 @@ def test_the_program_in_the_page_on_the_embedded_server(short_folder: Path) -> N
 
 
 def test_the_tests_in_the_page_on_testing(tmp_path: Path) -> None:
-    [program] = python_blocks(ROOT / "docs" / "testing.md")
-    (tmp_path / "test_mine.py").write_text(program)
+    (tmp_path / "test_mine.py").write_text("\n\n".join(python_blocks(ROOT / "docs" / "testing.md")))
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-o", "asyncio_mode=auto", "test_mine.py"],
         cwd=tmp_path,
@@ -361,7 +375,7 @@ def test_the_tests_in_the_page_on_testing(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert "1 passed" in done.stdout, done.stdout
+    assert "3 passed" in done.stdout, done.stdout
 
 
 def test_the_table_of_delays_is_right() -> None:
