@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, Unpack
@@ -15,8 +16,17 @@ from graphile_worker.decorator import TaskDecorator
 from graphile_worker.emitter import Events
 from graphile_worker.errors import ConfigurationError, InvalidJobError
 from graphile_worker.job import Job, JobSpec
+from graphile_worker.options import OnceOptions, RunOptions
 from graphile_worker.runner import run, run_once, wait_until_ended
-from graphile_worker.tasks import HandlerClass, JobOptions, OnInvalidPayload, Task, task_of
+from graphile_worker.tasks import (
+    HandlerClass,
+    JobOptions,
+    OnInvalidPayload,
+    Task,
+    check_job_options,
+    task_of,
+    unknown_option,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -27,7 +37,6 @@ if TYPE_CHECKING:
     from graphile_worker._runtime.handlers import Tasks
     from graphile_worker.client import WorkerUtils
     from graphile_worker.logs import AnyLogger
-    from graphile_worker.options import OnceOptions, RunOptions
     from graphile_worker.runner import Drained, Runner
 
     AnyTask: TypeAlias = Task[Any, Any, Any]
@@ -231,8 +240,7 @@ class App:
         return job if isinstance(job, JobSpec) else self._spec(job, None, {})
 
     def _spec(self, job: str | AnyTask | HandlerClass, payload: Any, options: JobOptions) -> JobSpec:
-        if unknown := options.keys() - JobOptions.__annotations__.keys():
-            raise TypeError(f"add_job does not know {', '.join(sorted(unknown))}")
+        check_job_options("add_job", options)
         if isinstance(job, Task):
             job = job.identifier
         if isinstance(job, str):
@@ -284,9 +292,12 @@ class App:
         """Close the connections of code without an event loop. At exit that happens by itself."""
         self._blocking.close()
 
-    def blocking(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """For code without an event loop: wait for it here. ``app.blocking(app.migrate())``."""
-        return self._blocking.run(coroutine)
+    def blocking(self, work: Coroutine[Any, Any, T] | Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """For code without an event loop: wait here for a coroutine, or for that which a function makes.
+
+        ``app.blocking(app.migrate())``, ``app.blocking(lambda: app.utils.stats())``.
+        """
+        return self._blocking.run(work)
 
     async def run(self, **options: Unpack[RunOptions]) -> None:
         """Run a worker until it is stopped, by a signal or by cancelling this.
@@ -314,10 +325,12 @@ class App:
 
     async def run_once(self, **options: Unpack[OnceOptions]) -> Drained:
         """Run all jobs that can run now, and those that they add: see `graphile_worker.run_once`."""
+        _check_options(options, OnceOptions)
         return await run_once(self._served(), **self._clients.settings, **self._of_workers, **options)
 
     @asynccontextmanager
     async def _worker(self, options: RunOptions) -> AsyncIterator[Runner]:
+        _check_options(options, RunOptions)
         runner = await run(self._served(), **self._clients.settings, **self._of_workers, **options)
         with self._clients.lent(runner.utils):  # no need for more connections
             yield runner
@@ -328,6 +341,16 @@ class App:
                 "The app has no tasks. Declare some by @app.task, or include a module that does."
             )
         return self._tasks
+
+
+def _check_options(given: Iterable[str], known: type[OnceOptions | RunOptions]) -> None:
+    for name in given:
+        if name in inspect.signature(App).parameters:
+            raise ConfigurationError(f"The app itself has {name}: App({name}=...), or app.configure.")
+        if name not in known.__annotations__:
+            raise ConfigurationError(
+                f"A worker of an app takes no {name!r}. {unknown_option(name, known.__annotations__)}"
+            )
 
 
 def _place(task: AnyTask) -> str:

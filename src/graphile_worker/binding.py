@@ -7,6 +7,7 @@ neither.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import types
@@ -95,6 +96,11 @@ class Binding:
 
     def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
         """The arguments by the names of their parameters."""
+        if self._parameters.extra is None:
+            for name in kwargs.keys() - self._signature.parameters.keys():
+                near = difflib.get_close_matches(name, self.names, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise TypeError(f"it has no parameter {name!r}{hint}")
         return self._signature.bind(*args, **kwargs)
 
     def named(self, bound: inspect.BoundArguments) -> dict[str, Any]:

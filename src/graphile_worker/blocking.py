@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import threading
 import weakref
@@ -12,10 +13,14 @@ from graphile_worker._runtime.sidecar import Sidecar
 from graphile_worker.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
 T = TypeVar("T")
 _GOODBYE = 5.0
+
+
+async def _done(work: Coroutine[Any, Any, T] | Callable[[], Coroutine[Any, Any, T]]) -> T:
+    return await (work() if callable(work) else work)
 
 
 class Blocking:
@@ -39,10 +44,11 @@ class Blocking:
         self._sidecar: Sidecar | None = None
         self._at_exit: weakref.finalize[..., Blocking] | None = None
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Wait for it, in a thread without an event loop."""
+    def run(self, work: Coroutine[Any, Any, T] | Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Wait for a coroutine, or for that which a function makes, in a thread without an event loop."""
         if asyncio._get_running_loop() is not None:  # noqa: SLF001 - the other one raises
-            coroutine.close()  # or Python complains that nobody awaited it
+            if inspect.iscoroutine(work):
+                work.close()  # or Python complains that nobody awaited it
             raise ConfigurationError(
                 "This thread has an event loop, which would stand still meanwhile. Use the method without "
                 "_sync, with await."
@@ -53,7 +59,7 @@ class Blocking:
                 self._sidecar = sidecar = Sidecar("graphile-worker blocking calls")
                 sidecar.start()
                 self._at_exit = weakref.finalize(self, sidecar.end_from_outside, _GOODBYE)
-            future = sidecar.submit(coroutine)
+            future = sidecar.submit(_done(work))
         try:
             return future.result()
         except BaseException:

@@ -64,7 +64,13 @@ class Clients:
     @property
     def utils(self) -> WorkerUtils:
         """That of this event loop."""
-        loop = asyncio.get_running_loop()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise ConfigurationError(
+                "Here is no event loop, to which the connections could belong. Without one: "
+                "app.blocking(lambda: app.utils.stats())."
+            ) from None
         client = self._of_loops.get(loop)
         if client is None:
             client = self._of_loops[loop] = self._open(loop)

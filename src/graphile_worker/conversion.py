@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>[^`]*)`)?$", re.DOTALL)
+_ABOUT_A_KEY = re.compile(r"Object (?:(?P<missing>missing required)|contains unknown) field `(?P<key>.*)`")
 _NO_KEYS = (
     *(
         types.ListType,
@@ -75,8 +76,12 @@ def misfit(error: msgspec.ValidationError) -> MisfitError:
     match = _PLACE.match(str(error))
     assert match is not None  # noqa: S101 - it matches everything
     deeper = error.__cause__.path if isinstance(error.__cause__, _ModelError) else ""
-    path = ".".join(part for part in ((match["path"] or "").lstrip("."), deeper) if part).replace(".[", "[")
-    return MisfitError(match["what"], f"{path} (a key)".lstrip() if match["key"] else path)
+    what, key = match["what"], ""
+    if about := _ABOUT_A_KEY.fullmatch(what):
+        key, what = about["key"], "it is missing" if about["missing"] else "there is no such key"
+    steps = ((match["path"] or "").lstrip("."), deeper, key)
+    path = ".".join(step for step in steps if step).replace(".[", "[")
+    return MisfitError(what, f"{path} (a key)".lstrip() if match["key"] else path)
 
 
 def is_model(kind: object) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
 from graphile_worker.errors import ConfigurationError
-from graphile_worker.tasks import HandlerClass, Task, TaskOptions
+from graphile_worker.tasks import HandlerClass, Task, TaskOptions, unknown_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,11 +87,9 @@ class TaskDecorator:
 
     def __call__(self, what: Any = None, /, **options: Unpack[TaskOptions]) -> Any:
         """Declare a task, or say more about tasks to be declared."""
-        if unknown := options.keys() - TaskOptions.__annotations__.keys():
-            raise ConfigurationError(
-                f"{', '.join(sorted(unknown))}: a task does not know that. It takes "
-                f"{', '.join(TaskOptions.__annotations__)}."
-            )
+        for name in options.keys() - TaskOptions.__annotations__.keys():
+            hint = unknown_option(name, TaskOptions.__annotations__)
+            raise ConfigurationError(f"A task takes no {name!r}. {hint}")
         known: TaskOptions = {**self._options, **options}
         if what is None or isinstance(what, str):
             return TaskDecorator(self._declared, what if what is not None else self._identifier, known)

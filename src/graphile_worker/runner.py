@@ -76,7 +76,7 @@ async def run(
             closed.
         schema: The schema's name; by default ``GRAPHILE_WORKER_SCHEMA``, or ``graphile_worker``.
         concurrency: How many jobs run at once.
-        max_pool_size: How many connections tasks may use at once; the worker itself has two more.
+        max_pool_size: How many connections tasks may use at once; the worker itself has three more.
         poll_interval: How often to look for jobs when nothing tells that there are any.
         listen: Off to only poll.
         listen_dsn: Where to listen, if `dsn` goes through a pooler that does not bring notifications.

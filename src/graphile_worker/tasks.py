@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import functools
 import inspect
 import logging
@@ -45,6 +46,13 @@ Q = ParamSpec("Q")
 R = TypeVar("R")
 T = TypeVar("T")
 OnInvalidPayload: TypeAlias = Literal["retry", "fail"]
+_ELSEWHERE = {
+    **dict.fromkeys(("queue",), "queue_name"),
+    **dict.fromkeys(("countdown", "delay", "eta", "at", "schedule_at", "scheduled_at"), "run_at"),
+    **dict.fromkeys(("key", "lock", "queueing_lock", "unique_key"), "job_key"),
+    **dict.fromkeys(("retries", "max_retries"), "max_attempts"),
+}
+"""What the same thing is called in other job queues."""
 _IN_A_CRONTAB = re.compile(r"[_a-zA-Z][_a-zA-Z0-9:/-]*")
 logger = logging.getLogger("graphile_worker")
 
@@ -113,12 +121,7 @@ class Enqueuer(Generic[Q]):
             options: queue_name, run_at, max_attempts, job_key, job_key_mode, priority, flags: those of
                 `WorkerUtils.add_job`.
         """
-        if unknown := options.keys() - JobOptions.__annotations__.keys():
-            raise InvalidJobError(
-                f"{', '.join(sorted(unknown))}: using() does not know that. It takes connection, "
-                f"{', '.join(JobOptions.__annotations__)}.",
-                argument=min(unknown),
-            )
+        check_job_options("using", options)
         new: Enqueuer[Q] = Enqueuer()
         new._task = self._task
         new._options = {**self._options, **options}
@@ -209,8 +212,7 @@ class Task(Enqueuer[Q], Generic[P, Q, R]):
     def __init__(self, function: Callable[P, R], identifier: str | None, options: TaskOptions) -> None:
         functools.update_wrapper(self, function, updated=())
         self.named = identifier is not None or isinstance(function, type)
-        """Whether it was given a name; otherwise it has the function's, until a folder gives it the "
-        "file's."""
+        """Whether it was given a name; otherwise it has the function's, or in a folder the file's."""
         self.identifier = identifier if identifier is not None else _name_of(function)
         """Empty if it has none: then only a file can give it one."""
         self.function: Callable[P, R] = function
@@ -269,11 +271,15 @@ class Task(Enqueuer[Q], Generic[P, Q, R]):
             self.identifier = identifier
             _check_identifier(self)
 
-    def spec_for(self, payload: Any, given: JobOptions) -> JobSpec:
-        """The job with that payload, if the function can be called with it."""
+    def spec_for(self, payload: Any, given: JobOptions | None = None) -> JobSpec:
+        """The job with that payload, not added yet.
+
+        Raises:
+            InvalidJobError: The function cannot be called with it.
+        """
         with _refusing(self.identifier):
             args, kwargs = self.binding.call_for(without_reserved(payload))
-        spec = self.make_spec(args, kwargs, given)
+        spec = self.make_spec(args, kwargs, given or {})
         if isinstance(payload, dict) and (kept := RESERVED_KEYS & payload.keys()):
             about = {key: payload[key] for key in kept}
             spec = msgspec.structs.replace(spec, payload={**spec.payload, **about})
@@ -332,6 +338,21 @@ def task_of(thing: object) -> Task[Any, Any, Any] | None:
     if isinstance(thing, type):
         thing = vars(thing).get("__graphile_worker_task__")
     return thing if isinstance(thing, Task) else None
+
+
+def check_job_options(function: str, given: Iterable[str]) -> None:
+    """Refuse what no job has."""
+    for name in given:
+        if name not in JobOptions.__annotations__:
+            hint = unknown_option(name, JobOptions.__annotations__)
+            raise InvalidJobError(f"{function} takes no {name!r}. {hint}", argument=name)
+
+
+def unknown_option(name: str, known: Iterable[str]) -> str:
+    """What was meant, perhaps, or else what there is."""
+    known = list(known)
+    near = _ELSEWHERE.get(name) or next(iter(difflib.get_close_matches(name, known, n=1)), None)
+    return f"Did you mean {near}?" if near in known else f"It takes {', '.join(known)}."
 
 
 class _refusing:  # noqa: N801 - used like a function

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from graphile_worker.cli import logs
 from graphile_worker.cli.control import Control
 from graphile_worker.cli.exits import BREAKING_MIGRATION, end_by
 from graphile_worker.cli.settings import unknown_variables
-from graphile_worker.client import WorkerUtils, run_migrations
+from graphile_worker.client import WorkerUtils
 from graphile_worker.emitter import Events
 from graphile_worker.errors import ConfigurationError, MissingExtraError, SchemaTooNewError
 from graphile_worker.loader import load_named, load_tasks
@@ -28,7 +29,7 @@ from graphile_worker.runner import run, run_once
 from graphile_worker.tasks import task_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from graphile_worker._runtime.handlers import Tasks
     from graphile_worker.administration import Cleaned
@@ -64,7 +65,7 @@ def run_worker(
         for sentence in unknown_variables():
             logger.warning("%s", sentence)
     if schema_only:
-        _install(settings)
+        _install(settings, tasks_of)
     elif cleanup:
         _clean_up(settings, tasks_of, cleanup)
     elif control is None and (watch or settings["processes"].value > 1):
@@ -166,7 +167,8 @@ def _configure(app: App, settings: Mapping[str, Value]) -> App:
     """What the app itself says of the connection holds, unless a flag says otherwise."""
     for argument, name in _OF_CONNECTION.items():
         value, source = settings[name]
-        if source.startswith("-") or (source != "default" and not app.sets(argument)):
+        says_itself = app.sets(argument) or (argument == "dsn" and app.sets("pool"))
+        if source.startswith("-") or (source != "default" and not says_itself):
             app.configure(**{argument: value})
     return app
 
@@ -219,10 +221,24 @@ def _watched(settings: Mapping[str, Value], tasks_of: str | None) -> list[Path]:
     return [folder, folder.with_name(f"{folder.name}.py"), Path(settings["crontab"].value)]
 
 
-def _install(settings: Mapping[str, Value]) -> None:
-    dsn, schema = settings["connection"].value, settings["schema"].value
-    asyncio.run(run_migrations(dsn=dsn, schema=schema))
-    click.echo(f"Schema {schema} is up to date")
+def _install(settings: Mapping[str, Value], tasks_of: str | None) -> None:
+    async def install() -> str:
+        async with _utils(settings, _load(settings, tasks_of) if tasks_of else None) as utils:
+            await utils.migrate()
+            return utils.schema
+
+    click.echo(f"Schema {asyncio.run(install())} is up to date")
+
+
+@asynccontextmanager
+async def _utils(settings: Mapping[str, Value], what: App | Tasks | None) -> AsyncIterator[WorkerUtils]:
+    """To look after the queue: the app's, if it is an app."""
+    if isinstance(what, App):
+        async with what:
+            yield what.utils
+    else:
+        async with WorkerUtils(settings["connection"].value, schema=settings["schema"].value) as utils:
+            yield utils
 
 
 def _clean_up(settings: Mapping[str, Value], tasks_of: str | None, names: Sequence[str]) -> None:
@@ -231,19 +247,16 @@ def _clean_up(settings: Mapping[str, Value], tasks_of: str | None, names: Sequen
         if name not in set(CleanupTask):
             raise click.UsageError(f"There is no cleanup {name!r}. There are: {', '.join(CleanupTask)}.")
     # Workers remember the numbers of their tasks, so the names of ours are kept.
-    keep = _identifiers(_load(settings, tasks_of)) if CleanupTask.GC_TASK_IDENTIFIERS in chosen else []
-    jobs, identifiers, queues = asyncio.run(_cleaned(settings, chosen, keep))
+    needed = tasks_of is not None or CleanupTask.GC_TASK_IDENTIFIERS in chosen
+    what = _load(settings, tasks_of) if needed else {}
+    jobs, identifiers, queues = asyncio.run(_cleaned(settings, what, chosen))
     click.echo(f"Removed {jobs} jobs, {identifiers} task identifiers and {queues} queues")
 
 
-def _identifiers(what: App | Tasks) -> list[str]:
-    return list(what.tasks if isinstance(what, App) else what)
-
-
-async def _cleaned(settings: Mapping[str, Value], chosen: list[str], keep: list[str]) -> Cleaned:
-    dsn, schema = settings["connection"].value, settings["schema"].value
-    async with WorkerUtils(dsn, schema=schema) as utils:
+async def _cleaned(settings: Mapping[str, Value], what: App | Tasks, chosen: list[str]) -> Cleaned:
+    async with _utils(settings, what) as utils:
         await utils.migrate()
+        keep = list(what.tasks if isinstance(what, App) else what)
         return await utils.cleanup(chosen, keep_task_identifiers=keep)
 
 
