@@ -27,7 +27,8 @@ class Page:
     async def run(self, count: int = 1) -> dict[str, Any]:
         """Run the next examples; the names that they left."""
         for _ in range(count):
-            code = compile(next(self._examples), "<docs>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            code = compile(next(self._examples), "<docs>", "exec", flags, dont_inherit=True)
             result = eval(code, self.names)
             if inspect.iscoroutine(result):
                 await result
