@@ -7,10 +7,14 @@ import inspect
 import re
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import asyncpg
+import msgspec
+import pydantic
 import pytest
 
 import graphile_worker
@@ -262,6 +266,100 @@ class TestThePageOnTasks:
 def load_van(weight: int) -> None:
     if weight > 5:
         raise OverflowError("too heavy")
+
+
+class Point(NamedTuple):
+    x: int
+
+
+class Model(pydantic.BaseModel):
+    x: int
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "stored"),
+    [
+        (float, 1, 1),
+        (datetime, datetime(2030, 1, 1, 8, tzinfo=UTC), "2030-01-01T08:00:00Z"),
+        (timedelta, timedelta(minutes=90), "PT5400S"),
+        (Decimal, Decimal("1.50"), "1.50"),
+        (bytes, b"abc", "YWJj"),
+        (Colour, Colour.RED, "red"),
+        (Literal["a", "b"], "a", "a"),
+        (set[int], {1}, [1]),
+        (Point, Point(1), [1]),
+        (dict[int, str], {1: "one"}, {"1": "one"}),
+        (Model, Model(x=1), {"x": 1}),
+        (Model | None, None, None),
+        (Annotated[int, msgspec.Meta(ge=1)], 1, 1),
+        (Any, [1, "a"], [1, "a"]),
+    ],
+)
+def test_the_table_of_types(kind: Any, value: Any, stored: Any) -> None:
+    def take(thing: Any) -> None: ...
+
+    take.__annotations__["thing"] = kind
+    declared = graphile_worker.task(take)
+    assert declared.spec(value).payload == {"thing": stored}
+    assert declared.binding.arguments({"thing": stored}, None) == ((value,), {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [(int, 1.0), (int, "1"), (Annotated[int, msgspec.Meta(ge=1)], 0), (Model, {"x": "?"})]
+)
+def test_what_does_not_fit_by_the_table_of_types(kind: Any, value: Any) -> None:
+    def take(thing: Any) -> None: ...
+
+    take.__annotations__["thing"] = kind
+    with pytest.raises(InvalidJobError):
+        graphile_worker.task(take).spec(value)
+
+
+def test_what_the_page_on_tasks_says_is_refused() -> None:
+    declared: dict[str, Any] = {}
+    exec(
+        """
+def carried(value: complex): ...
+def union(value: "str | date"): ...
+def args(*args): ...
+def generator(n): yield n
+class Thing:
+    def method(self, n): ...
+def beside(payload, n): ...
+def cron(_cron): ...
+def trace(_trace): ...
+def contexts(one: JobContext, other: JobContext): ...
+def unknown(n: "Nobody"): ...
+method = Thing.method
+""",
+        {"JobContext": graphile_worker.JobContext, "date": date},
+        declared,
+    )
+    del declared["Thing"]
+    assert len(declared) == 10
+    for function in declared.values():
+        with pytest.raises(graphile_worker.ConfigurationError):
+            graphile_worker.task(function)
+    app = App("postgresql://nowhere/mine")
+    app.task("same")(lambda n: n)
+    with pytest.raises(graphile_worker.ConfigurationError, match="two tasks"):
+        app.task("same")(lambda n: n)
+
+
+@pytest.mark.parametrize("of_task", [False, True])
+async def test_a_payload_that_never_fits(database: str, *, of_task: bool) -> None:
+    async with App(dsn=database, on_invalid_payload="retry" if of_task else "fail") as app:
+
+        @app.task(on_invalid_payload="fail" if of_task else None)
+        async def ship(order: int) -> None: ...
+
+        await app.utils.add_job("ship", {"order": "?"})
+        [job] = await Shop(app).after_a_run()
+        assert job.state == JobState.FAILED
 
 
 async def test_the_table_of_outcomes(database: str) -> None:
