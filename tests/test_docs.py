@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import doctest
 import importlib
@@ -25,6 +24,7 @@ import graphile_worker
 from graphile_worker import JobSpec, WorkerInfo, WorkerUtils
 from graphile_worker.testing import Databases
 from support.jobs import lock, one
+from support.pages import Page, python_blocks
 from support.postgres import ROOT
 from support.waiting import until
 
@@ -120,27 +120,6 @@ async def test_the_sql_guide(db: asyncpg.Connection) -> None:
     finally:
         await db.execute(f"reset role; drop owned by {clerk}; drop role {clerk}")
     assert run == list(guide), "a section has no test"
-
-
-class Page:
-    """A page of the documentation whose Python examples run in order, as one program."""
-
-    def __init__(self, name: str, **names: Any) -> None:
-        text = (ROOT / "docs" / name).read_text()
-        self._examples = iter(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
-        self.names = names
-
-    async def run(self, count: int = 1) -> dict[str, Any]:
-        """Run the next examples; the names that they left."""
-        for _ in range(count):
-            code = compile(next(self._examples), "<docs>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-            result = eval(code, self.names)
-            if inspect.iscoroutine(result):
-                await result
-        return self.names
-
-    def assert_done(self) -> None:
-        assert next(self._examples, None) is None, "an example has no test"
 
 
 async def test_the_page_on_enqueueing(db: asyncpg.Connection, database: str) -> None:
@@ -275,7 +254,8 @@ async def test_the_page_on_workers(
     worker = names["BackgroundWorker"]()
     worker.start()
     await asyncio.to_thread(worker.stop)
-    assert "basicConfig" in await_last_example(page)
+    assert "basicConfig" in page.skip()  # it would change the logging of this run
+    page.assert_done()
 
 
 async def asked_again(limit: Any, before: float) -> bool:
@@ -284,12 +264,6 @@ async def asked_again(limit: Any, before: float) -> bool:
 
 async def is_drained(runner: graphile_worker.Runner) -> bool:
     return runner.drained.done == 1
-
-
-def await_last_example(page: Page) -> str:
-    """The text of the only example that is left: it would change the logging of this run."""
-    [example] = page._examples
-    return str(example)
 
 
 async def test_the_page_on_events(database: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -334,10 +308,6 @@ def run_python(code: str, *arguments: str, cwd: Path | None = None) -> str:
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
-
-
-def python_blocks(page: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
 
 
 def test_the_program_in_the_readme(short_folder: Path) -> None:

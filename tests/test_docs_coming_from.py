@@ -23,9 +23,9 @@ from graphile_worker.tasks import JobOptions, TaskOptions
 from graphile_worker.testing import Databases
 from support import node
 from support.jobs import add
+from support.pages import Page
 from support.postgres import PEERS, ROOT
 from support.waiting import until
-from test_docs import Page
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

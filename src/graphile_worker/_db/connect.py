@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from asyncpg.pool import PoolConnectionProxy
 
+    from graphile_worker.embedded import EmbeddedPostgres
+
     Connection: TypeAlias = asyncpg.Connection | PoolConnectionProxy
 
 _APPLICATION = {"application_name": "graphile-worker"}
@@ -54,7 +56,7 @@ def is_open(connection: Connection) -> bool:
 @asynccontextmanager
 async def connect(dsn: str | None) -> AsyncIterator[asyncpg.Connection]:
     """A connection that is closed at the end; an embedded server is kept up for as long."""
-    async with _server_of(find_dsn(dsn)) as server_dsn:
+    async with _Server(find_dsn(dsn)) as server_dsn:
         target = parse_dsn(server_dsn)
         with connecting(target):
             connection = await retrying(
@@ -307,7 +309,7 @@ class Pool:
     async def _open(self) -> Target:
         async with self._opening:
             if self._target is None:
-                server = _server_of(find_dsn(self._dsn))
+                server = _Server(find_dsn(self._dsn))
                 self._target = parse_dsn(await self._resources.enter_async_context(server))
         return self._target
 
@@ -340,30 +342,45 @@ def _share_of(pool: asyncpg.Pool, dedicated: int) -> int:
     return share
 
 
-@asynccontextmanager
-async def _server_of(dsn: str) -> AsyncIterator[str]:
-    """The connection string itself, or that of the embedded server that it asks for."""
-    if not dsn.startswith(EMBEDDED):
-        yield dsn
-        return
-    # Here, because it is for development alone, and not for every platform.
-    from graphile_worker.embedded import EmbeddedPostgres  # noqa: PLC0415
+class _Server:
+    """The server that a connection string names; an embedded one is kept up for as long.
 
-    folder = dsn.removeprefix(EMBEDDED)
-    if folder.startswith("//"):
-        raise ConfigurationError("embedded: takes a folder and no host, for example embedded:/some/folder")
-    server = EmbeddedPostgres(folder or None)
-    starting = asyncio.ensure_future(asyncio.to_thread(server.start))
-    try:
-        await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        await asyncio.wait([starting])  # a thread cannot be stopped, and would leave us a user for ever
-        server.close()
-        raise
-    try:
-        yield server.dsn()
-    finally:
-        await asyncio.to_thread(server.close)
+    Not a generator: when an event loop ends, all of those are closed at once, and this outlives connections.
+    """
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._embedded: EmbeddedPostgres | None = None
+
+    async def __aenter__(self) -> str:
+        if not self._dsn.startswith(EMBEDDED):
+            return self._dsn
+        # Here, because it is for development alone, and not for every platform.
+        from graphile_worker.embedded import EmbeddedPostgres  # noqa: PLC0415
+
+        folder = self._dsn.removeprefix(EMBEDDED)
+        if folder.startswith("//"):
+            raise ConfigurationError(
+                "embedded: takes a folder and no host, for example embedded:/some/folder"
+            )
+        server = EmbeddedPostgres(folder or None)
+        starting = asyncio.ensure_future(asyncio.to_thread(server.start))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await asyncio.wait([starting])  # a thread cannot be stopped, and would leave us a user for ever
+            server.close()
+            raise
+        self._embedded = server
+        return server.dsn()
+
+    async def __aexit__(self, *_exception: object) -> None:
+        if self._embedded is None:
+            return
+        try:
+            await asyncio.to_thread(self._embedded.close)
+        except RuntimeError:  # the program is ending, and begins no more threads
+            self._embedded.close()
 
 
 async def end(connection: asyncpg.Connection) -> None:
