@@ -326,6 +326,17 @@ class TestRunning:
             await app.run_once()
         assert found == [("Ann", {"ts": "x"}, {"id": 1}), ("Bob", None, None)]
 
+    async def test_a_wrong_option_is_refused(self, database: str) -> None:
+        app = App(database)
+        app.include(shared())
+        for options, says in [
+            ({"concurency": 3}, "takes no 'concurency'. Did you mean concurrency"),
+            ({"schema": "x"}, r"The app itself has schema: App\(schema=...\)"),
+        ]:
+            for running in (app.run(**options), app.run_once(**options)):  # type: ignore[arg-type]
+                with pytest.raises(ConfigurationError, match=says):
+                    await running
+
     def test_its_options_are_those_of_run(self) -> None:
         own = {*inspect.signature(App).parameters, "tasks", "task_directory"}
         of: Callable[[Any], set[str]] = lambda function: {*inspect.signature(function).parameters} - own  # noqa: E731
@@ -377,6 +388,41 @@ class TestPrograms:
         ) as worker:
             assert await worker.end() == 0
             assert "Hello, Ann" in worker.text
+
+    async def test_every_flag_is_about_the_apps_database(self, empty_database: str, folder: Path) -> None:
+        text = (folder / "shop.py").read_text()
+        (folder / "shop.py").write_text(text.replace("App()", f"App({empty_database!r}, schema='mine')"))
+        for flags, says in {
+            ("--schema-only",): "Schema mine is up to date",
+            ("--cleanup", "GC_TASK_IDENTIFIERS"): "Removed 0 jobs, 0 task identifiers and 0 queues",
+        }.items():
+            async with program(
+                *(sys.executable, "-m", "graphile_worker", "run", "shop:app", *flags),
+                folder=folder,
+                environment=self.environment("postgresql://nobody@localhost:2/nothing"),
+                with_errors=True,
+            ) as worker:
+                assert await worker.end() == 0
+                assert says in worker.text
+
+    async def test_a_script_on_an_embedded_server_needs_to_close_nothing(
+        self, folder: Path, short_folder: Path
+    ) -> None:
+        (folder / "script.py").write_text(
+            "from shop import *\n"
+            "async def main():\n    await app.migrate()\n    await hello.enqueue('async')\n"
+            "asyncio.run(main())\n"
+            "hello.enqueue_sync('sync')\n"
+            "print('done')\n"
+        )
+        async with program(
+            *(sys.executable, "script.py"),
+            folder=folder,
+            environment={**self.environment(f"embedded:{short_folder}"), "PYTHONDEVMODE": ""},
+            with_errors=True,
+        ) as script:
+            assert await script.end() == 0
+            assert script.text.strip() == "done"
 
     async def test_what_is_no_app_is_said(self, folder: Path) -> None:
         async with program(

@@ -117,7 +117,7 @@ class TestThePageOnTasks:
         await app.utils.add_job("track", {"event": "old", "_trace": 1, "_cron": {}})
         await app.utils.add_job("track", {"event": "old", "x": "far"})
         [unfit] = await shop.after_a_run()
-        assert unfit.last_error == "The payload does not fit: [...]: Expected `int`, got `str`"
+        assert unfit.last_error == "The payload does not fit: x: Expected `int`, got `str`"
         assert capsys.readouterr().out == (
             "click {'x': 3, 'y': 4}\n[0.5, 1.5] None\n[1.0, 2.0] None\nold {}\n"
         )
@@ -149,7 +149,7 @@ class TestThePageOnTasks:
         misfit, unknown = await shop.after_a_run()
         assert misfit.last_error is not None
         assert f"\n{misfit.last_error}\n" in TASKS.read_text()
-        assert unknown.last_error == "The payload does not fit: Object contains unknown field `unknown`"
+        assert unknown.last_error == "The payload does not fit: unknown: there is no such key"
         assert (misfit.attempts, misfit.state) == (1, JobState.SCHEDULED)
         with pytest.raises(InvalidJobError):
             await shop.app.add_job("ship", {**good, "unknown": 1})

@@ -126,6 +126,7 @@ class TestChoosing:
         heard = Heard()
         job, _ = await outcome_of(database, raising(Retry(after=1)), heard, max_attempts=1)
         assert (job.state, job.attempts) == (JobState.FAILED, 1)
+        assert job.last_error == "To be tried again, but that was the last attempt"
         assert heard.counts["job:failed"] == 1
         assert heard.named("job:error")[0].retry_in is None
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import asyncpg
@@ -115,7 +115,7 @@ class TestDeclaring:
             ({"job_key": "k:{}"}, "it has no parameter ''"),
             ({"retry": "soon"}, "retry is 'soon'"),
             ({"on_invalid_payload": "x"}, "it must be 'retry' or 'fail'"),
-            ({"queue": "x"}, "queue: a task does not know that"),
+            ({"queue": "x"}, "A task takes no 'queue'. Did you mean queue_name?"),
         ],
     )
     def test_a_wrong_option_is_refused_at_declaration(self, options: Any, why: str) -> None:
@@ -173,7 +173,7 @@ class TestEnqueueing:
 
         calls: dict[Any, str] = {
             hello.enqueue: "missing a required argument: 'name'",
-            lambda: hello.enqueue("Ann", nme=1): "unexpected keyword argument 'nme'",  # type: ignore[call-arg]
+            lambda: hello.enqueue("Ann", nme=1): "it has no parameter 'nme' (did you mean 'name'?)",  # type: ignore[call-arg]
             lambda: hello.enqueue(3): "name: Expected `str`, got `int`",  # type: ignore[arg-type]
             lambda: hello.enqueue("Ann", at="soon"): "at: Invalid RFC3339",  # type: ignore[arg-type]
             lambda: hello.enqueue(object()): "cannot be written as JSON",  # type: ignore[arg-type]
@@ -188,8 +188,11 @@ class TestEnqueueing:
             with pytest.raises(InvalidJobError) as caught:
                 await call()
             assert why in str(caught.value)
-        with pytest.raises(InvalidJobError, match=r"queue: using\(\) does not know that"):
+        with pytest.raises(InvalidJobError, match=r"using takes no 'queue'. Did you mean queue_name"):
             hello.using(queue="x")  # type: ignore[call-arg]
+        for wrong, says in {"countdown": "run_at", "key": "job_key", "priorty": "priority"}.items():
+            with pytest.raises(InvalidJobError, match=f"add_job takes no '{wrong}'. Did you mean {says}"):
+                await app.add_job("hello", {"name": "Ann"}, **{wrong: 1})  # type: ignore[arg-type]
         assert await app.utils.list_jobs() == []
 
     async def test_using_says_everything_else(self, app: App) -> None:
@@ -264,7 +267,26 @@ class TestEnqueueing:
         assert (await by_function.enqueue("Ann", x=1)).key == "ann"
         assert (await by_function.enqueue("")).key is None
         assert (await whole.enqueue({"x": 3})).key == "point:3"
+        with pytest.raises(
+            InvalidJobError, match=r"'point:\{payload\[x\]\}', and cannot be made: KeyError: 'x'"
+        ):
+            await whole.enqueue({"y": 3})
         assert sync.spec(7).job_key_mode == "unsafe_dedupe"
+
+    async def test_a_key_is_made_of_what_the_worker_will_have(self, app: App) -> None:
+        @app.task(job_key="{day:%d.%m.%Y} {n}")
+        async def report(day: date, n: int = 7) -> None: ...
+
+        @app.task(job_key=lambda day, **_: str(day.year))
+        async def yearly(day: date) -> None: ...
+
+        keys = [
+            await report.enqueue(date(2030, 1, 2)),
+            await app.add_job("report", {"day": "2030-01-02"}),
+            *await report.enqueue_many([{"day": "2030-01-02"}]),
+        ]
+        assert {job.key for job in keys} == {"02.01.2030 7"}
+        assert (await app.add_job("yearly", {"day": "2030-01-02"})).key == "2030"
 
     async def test_add_job_knows_tasks_by_name_and_leaves_others_alone(self, app: App) -> None:
         @app.task(queue_name="q", job_key="hello:{name}")
@@ -345,7 +367,7 @@ class TestClasses:
     async def test_by_its_name_too(self, app: App) -> None:
         app.task(SendEmail)
         await app.add_job("send_email", {"to": "Ann"})
-        with pytest.raises(InvalidJobError, match="missing required field `to`"):
+        with pytest.raises(InvalidJobError, match="to: it is missing"):
             await app.add_job("send_email", {})
         assert await app.run_once() == Drained(1, 0)
         assert sent[0][0] == SendEmail("Ann")
@@ -392,6 +414,9 @@ class TestBlocking:
 
         def work() -> list[Job]:
             app.blocking(app.migrate())
+            assert app.blocking(lambda: app.utils.stats()).ready == 0  # noqa: PLW0108 - not here
+            with pytest.raises(ConfigurationError, match=r"app.blocking\(lambda"):
+                app.utils  # noqa: B018
             return [
                 hello.enqueue_sync("a"),
                 hello.using(priority=-1).enqueue_sync(name="b"),

@@ -82,8 +82,8 @@ class Binding:
         place = self._parameters.place
         return (*args[:place], context, *args[place:]), kwargs
 
-    def payload(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The payload for a call with these arguments, as JSON's own values.
+    def payload(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Arguments]:
+        """The payload for a call, as JSON's own values, and the arguments that the worker makes of it.
 
         Raises:
             TypeError: The function cannot be called like that.
@@ -91,15 +91,14 @@ class Binding:
             InvalidJobError: An argument cannot be written as JSON.
         """
         written = decode_payload(encode_payload(self._write(self.bound(args, kwargs))))
-        self._read(written)  # as the worker will
-        return written
+        return written, self._read(without_reserved(written))
 
     def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
         """The arguments by the names of their parameters."""
         if self._parameters.extra is None:
             for name in kwargs.keys() - self._signature.parameters.keys():
                 near = difflib.get_close_matches(name, self.names, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
+                hint = f" (did you mean {near[0]!r}?)" if near else ""
                 raise TypeError(f"it has no parameter {name!r}{hint}")
         return self._signature.bind(*args, **kwargs)
 
@@ -154,8 +153,9 @@ class ByKeys(Binding):
         if not self._keywords and rest is None:
             return values, {}
         kwargs = dict(zip(self._keywords, values[self._by_position :], strict=True))
-        if rest:
-            kwargs |= convert(rest, dict[str, self._parameters.extra.kind])  # type: ignore[name-defined]
+        if rest is not None and self._parameters.extra is not None:
+            for key, value in rest.items():
+                kwargs[key] = convert(value, self._parameters.extra.kind, at=key)
         return values[: self._by_position], kwargs
 
     def _write(self, bound: inspect.BoundArguments) -> Any:
@@ -190,12 +190,12 @@ class Items(Whole):
         kinds = typing.get_args(self._parameters.fields[0].kind)
         return kinds[0] if kinds else Any
 
-    def payload(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def payload(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Arguments]:
         """The items as JSON's own values; there must be one."""
-        written = super().payload(args, kwargs)
+        written, arguments = super().payload(args, kwargs)
         if not written:
             raise MisfitError("a batch needs at least one item", "")
-        return written
+        return written, arguments
 
 
 def read_function(function: Callable[..., Any], identifier: str, *, batch: bool) -> Binding:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+import typing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -43,6 +44,8 @@ class MisfitError(GraphileWorkerError):
 
 def why_not_json(kind: Any) -> str | None:
     """Why values of that type cannot be had from JSON, if they cannot."""
+    if (foreign := _foreign_rule(kind)) is not None:
+        return f"{foreign} is not heeded here; msgspec.Meta is"
     try:
         msgspec.json.Decoder(kind, dec_hook=_from_json)
         found = types.type_info(kind)
@@ -51,27 +54,39 @@ def why_not_json(kind: Any) -> str | None:
         return str(error).split(" - type ", 1)[0].rstrip(".")
     except NameError as error:
         return f"it refers to a type that cannot be found: {error}"
-    for part in _parts(found, set()):
-        if isinstance(part, types.CustomType) and not (part.cls is object or is_model(part.cls)):
-            return f"JSON cannot carry {getattr(part.cls, '__name__', part.cls)}"
-        if isinstance(part, types.ExtType | types.RawType):
-            return f"JSON cannot carry {part.__class__.__name__.removesuffix('Type')}"
-        if isinstance(part, types.DictType) and isinstance(part.key_type, _NO_KEYS):
-            return "the keys of a JSON object are texts"
+    return next(filter(None, map(_why_not, _parts(found, set()))), None)
+
+
+def _why_not(part: types.Type) -> str | None:
+    """The same for one part of a type."""
+    if isinstance(part, types.CustomType) and not (part.cls is object or is_model(part.cls)):
+        return f"JSON cannot carry {getattr(part.cls, '__name__', part.cls)}"
+    if isinstance(part, types.ExtType | types.RawType):
+        return f"JSON cannot carry {part.__class__.__name__.removesuffix('Type')}"
+    if isinstance(part, types.DictType) and isinstance(part.key_type, _NO_KEYS):
+        return "the keys of a JSON object are texts"
     return None
 
 
-def convert(value: Any, kind: Any) -> Any:
-    """JSON's value as one of that type; raises `MisfitError`."""
+def _foreign_rule(kind: Any) -> str | None:
+    """A constraint of pydantic's on something that is no model: nobody would check it."""
+    for rule in getattr(kind, "__metadata__", ()):
+        if type(rule).__module__.partition(".")[0] in {"pydantic", "annotated_types"}:
+            return type(rule).__name__
+    return next(filter(None, map(_foreign_rule, typing.get_args(kind))), None)
+
+
+def convert(value: Any, kind: Any, *, at: str = "") -> Any:
+    """JSON's value as one of that type; raises `MisfitError`, whose path begins where the value is."""
     try:
         return msgspec.convert(value, kind, dec_hook=_from_json, str_keys=True)
     except msgspec.ValidationError as error:
-        raise misfit(error) from None
+        raise misfit(error, at) from None
     except RecursionError:
-        raise MisfitError("it is nested too deeply", "") from None
+        raise MisfitError("it is nested too deeply", at) from None
 
 
-def misfit(error: msgspec.ValidationError) -> MisfitError:
+def misfit(error: msgspec.ValidationError, at: str) -> MisfitError:
     """What msgspec says, with the place in front."""
     match = _PLACE.match(str(error))
     assert match is not None  # noqa: S101 - it matches everything
@@ -79,7 +94,7 @@ def misfit(error: msgspec.ValidationError) -> MisfitError:
     what, key = match["what"], ""
     if about := _ABOUT_A_KEY.fullmatch(what):
         key, what = about["key"], "it is missing" if about["missing"] else "there is no such key"
-    steps = ((match["path"] or "").lstrip("."), deeper, key)
+    steps = (at, (match["path"] or "").lstrip("."), deeper, key)
     path = ".".join(step for step in steps if step).replace(".[", "[")
     return MisfitError(what, f"{path} (a key)".lstrip() if match["key"] else path)
 

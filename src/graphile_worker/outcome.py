@@ -33,9 +33,13 @@ class ControlFlow(Exception):  # noqa: N818 - no errors, but decisions
         super().__init__(reason)
         self.reason = str(reason)
 
+    @property
+    def why(self) -> str:
+        """The reason, or that of the exception it was raised from."""
+        return self.reason or (describe_error(self.__cause__) if self.__cause__ else "")
+
     def __str__(self) -> str:
-        cause = self.reason or (describe_error(self.__cause__) if self.__cause__ else "")
-        return f"{self._what()}: {cause}" if cause and self._what() else cause or self._what()
+        return ": ".join(part for part in (self._what(), self.why) if part)
 
     def _what(self) -> str:
         """What was chosen, for `last_error`."""
@@ -85,7 +89,7 @@ class Fail(ControlFlow):
     """
 
     def _what(self) -> str:
-        return "" if self.reason or self.__cause__ else "Failed for good, by its task"
+        return "" if self.why else "Failed for good, by its task"
 
 
 class Snooze(ControlFlow):

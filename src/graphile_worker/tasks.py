@@ -8,7 +8,6 @@ import functools
 import inspect
 import logging
 import re
-import string
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -29,6 +28,7 @@ from graphile_worker.binding import Binding, read_class, read_function
 from graphile_worker.conversion import MisfitError
 from graphile_worker.errors import ConfigurationError, InvalidJobError
 from graphile_worker.job import Job, JobSpec
+from graphile_worker.job_keys import read_job_key
 from graphile_worker.payload import RESERVED_KEYS, without_reserved
 from graphile_worker.retry import read_policy
 
@@ -225,7 +225,7 @@ class Task(Enqueuer[Q], Generic[P, Q, R]):
         self.options: JobOptions = chosen
         _check_identifier(self)
         self.binding: Binding = self._read()
-        self._job_key = self._read_job_key(self.options.pop("job_key", None))
+        self._job_key = read_job_key(self.options.pop("job_key", None), self.binding, self.identifier)
         self._task, self._options, self._connection = self, {}, None
         self._queue: Queue | None = None
         self.owner: Queue | None = None
@@ -288,10 +288,10 @@ class Task(Enqueuer[Q], Generic[P, Q, R]):
     def make_spec(self, args: tuple[Any, ...], kwargs: dict[str, Any], given: JobOptions) -> JobSpec:
         """The job for a call with these arguments."""
         with _refusing(self.identifier):
-            payload = self.binding.payload(args, kwargs)
+            payload, (args, kwargs) = self.binding.payload(args, kwargs)
         options: dict[str, Any] = {**self.options, **given}
         if self._job_key is not None and "job_key" not in given:
-            options["job_key"] = self._job_key(args, kwargs)
+            options["job_key"] = self._job_key(*args, **kwargs)
         return JobSpec(self.identifier, payload, **options)
 
     def _read(self) -> Binding:
@@ -304,33 +304,6 @@ class Task(Enqueuer[Q], Generic[P, Q, R]):
                 raise ConfigurationError(f"The task {self.identifier!r} is a class, which has no batches.")
             return read_class(self.handler_class, self.identifier)
         return read_function(self.function, self.identifier, batch=self.batch)
-
-    def _read_job_key(
-        self, given: str | Callable[..., str | None] | None
-    ) -> Callable[[tuple[Any, ...], dict[str, Any]], str | None] | None:
-        if given is None:
-            return None
-        if callable(given):
-            return lambda args, kwargs: given(*args, **kwargs)
-        try:
-            roots = {
-                re.split(r"[.\[]", name, maxsplit=1)[0]
-                for _, name, _, _ in string.Formatter().parse(given)
-                if name is not None
-            }
-        except ValueError as error:
-            raise ConfigurationError(
-                f"The job_key of the task {self.identifier!r} is {given!r}: {error}."
-            ) from None
-        if unknown := roots - set(self.binding.names):
-            raise ConfigurationError(
-                f"The job_key of the task {self.identifier!r} is {given!r}, but it has no parameter "
-                f"{min(unknown)!r}. It has: {', '.join(self.binding.names) or 'none'}."
-            )
-        if not roots:
-            return lambda _args, _kwargs: given.format()
-        binding = self.binding
-        return lambda args, kwargs: given.format(**binding.named(binding.bound(args, kwargs)))
 
 
 def task_of(thing: object) -> Task[Any, Any, Any] | None:

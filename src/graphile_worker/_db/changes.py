@@ -13,9 +13,11 @@ from graphile_worker.outcome import (
     Failed,
     Interrupted,
     Outcome,
+    Retry,
     Returned,
     Snoozed,
     describe_error,
+    storable,
 )
 from graphile_worker.payload import encode_stored
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from graphile_worker._db.exchange import Held, Result
+    from graphile_worker.job import Job
 
 _LONGEST_DELAY = 3e10
 """Seconds, about a thousand years: beyond, PostgreSQL or Python would refuse the date."""
@@ -46,9 +49,8 @@ def as_changes(results: Sequence[Result], *, unicode: bool) -> str | None:
 def _change(held: Held, outcome: Outcome, *, unicode: bool) -> dict[str, object]:
     job = held.job
     change: dict[str, object] = {"id": job.id, "locked_at": held.locked_at.isoformat()}
-    error = _error_of(outcome)
-    if error is not None:
-        text = describe_error(error)
+    text = _text_of(outcome, job)
+    if text is not None:
         # The database may not have every character.
         change["error"] = text if unicode else text.encode("ascii", "backslashreplace").decode()
     match outcome:
@@ -74,10 +76,13 @@ def _change(held: Held, outcome: Outcome, *, unicode: bool) -> dict[str, object]
             raise AssertionError("completed jobs are not changed but deleted")
 
 
-def _error_of(outcome: Outcome) -> BaseException | None:
+def _text_of(outcome: Outcome, job: Job) -> str | None:
+    """What is kept as the job's last_error."""
     match outcome:
+        case Failed(error=Retry() as choice) if outcome.is_last_of(job):
+            return storable(choice.why) or "To be tried again, but that was the last attempt"
         case Failed(error=error) | Snoozed(choice=error) | Cancelled(choice=error):
-            return error
+            return describe_error(error)
     return None
 
 

@@ -95,7 +95,8 @@ def statement_failed(error: Exception, schema: Schema) -> GraphileWorkerError:  
         ):
             return SchemaMissingError(
                 f"The schema {schema.name!r} is not installed in this database. Install it with `await "
-                "run_migrations()` or `await utils.migrate()`, or with `graphile-worker --schema-only`."
+                "app.migrate()`, `await run_migrations()` or `graphile-worker --schema-only`; a worker does "
+                "so when it starts."
             )
         case asyncpg.CheckViolationError(constraint_name=str(name)) if name in _BY_CONSTRAINT:
             argument, code = _BY_CONSTRAINT[name]

@@ -150,7 +150,7 @@ async def _run_once(
         drained = await what.run_once(**_of_both(settings))
     else:
         drained = await run_once(what, **_connection(settings), **_of_both(settings), events=events)
-    logger.info("Nothing is left to run: %d jobs done, %d failed", drained.done, drained.failed)
+    logger.info("Nothing is left to run: done %d, failed %d", drained.done, drained.failed)
     return 0
 
 
