@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Many tests wait for time to pass. Those of one file stay together, for they share servers.
+IN_PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all bench bench-binding bench-scaling chaos soak check format db-dump clean
@@ -15,7 +17,7 @@ demo: $(STAMP) ## Run a job on an embedded PostgreSQL
 	@$(BIN)/python examples/demo.py
 
 test: $(STAMP) peers ## Run the tests that take a few minutes at most
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow" $(IN_PARALLEL)
 
 test-all: $(STAMP) peers ## Run the tests that take longer
 	$(BIN)/pytest -m slow

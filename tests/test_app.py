@@ -21,6 +21,7 @@ from graphile_worker import (
     ConfigurationError,
     Drained,
     Events,
+    InvalidJobError,
     JobContext,
     SchemaMissingError,
     WorkerUtils,
@@ -132,6 +133,8 @@ class TestIncluding:
         mine = task("mine")(lambda: None)
         with pytest.raises(ConfigurationError, match=r"declared by another app"):
             other.include(theirs)
+        with pytest.raises(ConfigurationError, match="m are all of another app"):
+            other.include(module("m", theirs=theirs))
         other.include(module("m", theirs=theirs, mine=mine))
         assert list(other.tasks) == ["mine"]
         app.include(theirs)
@@ -222,8 +225,109 @@ class TestConnections:
             await app.close()
             assert await pool.fetchval("select 1") == 1
 
+    async def test_a_pool_is_not_used_on_another_loop(self, database: str) -> None:
+        async with asyncpg.create_pool(database, min_size=1, max_size=6) as pool:
+            app = App(pool=pool)
+            app.include(shared())
+            await app.tasks["hello"].enqueue("Ann")
+            with pytest.raises(ConfigurationError, match="The pool given belongs to another event loop"):
+                await asyncio.to_thread(app.tasks["hello"].enqueue_sync, "Bob")
+            await app.tasks["hello"].enqueue("Cid")
+            await app.close()
+            await asyncio.to_thread(app.close_sync)
+
+    async def test_a_loop_that_was_not_ended_properly_is_forgotten(self, database: str) -> None:
+        app = App(database)
+
+        def careless() -> None:
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(app.add_job("x"))
+            [client] = app._clients._of_loops.values()
+            loop.run_until_complete(client.utils.close())
+            loop.close()
+
+        await asyncio.to_thread(careless)
+        app.configure(schema="graphile_worker")
+        await app.add_job("x")
+        await app.close()
+
+    async def test_closing_waits_for_those_who_wait(self, db: asyncpg.Connection, database: str) -> None:
+        """What was added is told to whoever added it."""
+        app = App(database)
+        added: list[int] = []
+        stopped = threading.Event()
+
+        def add() -> None:
+            while not stopped.is_set():
+                added.append(app.add_job_sync("x").id)
+
+        threads = [threading.Thread(target=add) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for _ in range(10):
+            await asyncio.to_thread(app.close_sync)
+        stopped.set()
+        for thread in threads:
+            await asyncio.to_thread(thread.join)
+        await asyncio.to_thread(app.close_sync)
+        assert len(added) == await db.fetchval("select count(*) from graphile_worker.jobs")
+
+    async def test_a_thread_that_cannot_begin_is_no_trap(
+        self, database: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        app = App(database)
+
+        def refuse(*_: Any) -> None:
+            raise OSError("too many open files")
+
+        monkeypatch.setattr(asyncio, "run", refuse)
+        for _ in range(2):
+            with pytest.raises(OSError, match="too many open files"):
+                await asyncio.to_thread(app.add_job_sync, "x")
+        monkeypatch.undo()
+        assert (await asyncio.to_thread(app.add_job_sync, "x")).id == 1
+        await asyncio.to_thread(app.close_sync)
+
 
 class TestRunning:
+    async def test_jobs_can_be_added_when_the_worker_has_stopped(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        app = App(database)
+        app.include(shared())
+        async with app.running() as runner:
+            adding = asyncio.create_task(self.keep_adding(app))
+            await runner.stop()
+            await app.tasks["hello"].enqueue("after the worker")
+        await app.tasks["hello"].enqueue("after the block")
+        adding.cancel()
+        await asyncio.wait([adding])
+        assert adding.cancelled()
+        await app.close()
+        assert await sessions(db) == 0
+
+    async def keep_adding(self, app: App) -> None:
+        while True:
+            await app.tasks["hello"].enqueue("x")
+
+    async def test_the_context_adds_jobs_as_their_tasks_say(self, database: str) -> None:
+        app = App(database)
+
+        @app.task(queue_name="mail", priority=7, job_key="mail:{to}")
+        async def send(to: str) -> None: ...
+
+        @app.task
+        async def welcome(ctx: JobContext) -> None:
+            job = await ctx.add_job("send", {"to": "Ann"}, priority=3)
+            assert (job.queue_name, job.priority, job.key) == ("mail", 3, "mail:Ann")
+            assert (await ctx.add_job("somebody_elses")).payload == {}
+            with pytest.raises(InvalidJobError, match="to: Expected `str`"):
+                await ctx.add_job("send", {"to": 3})
+
+        async with app:
+            await welcome.enqueue()
+            assert await app.run_once() == Drained(2, 0)
+
     async def test_a_worker_inside_of_a_program(self, db: asyncpg.Connection, database: str) -> None:
         app = App(database)
         gate = Gate()
@@ -423,6 +527,21 @@ class TestPrograms:
         ) as script:
             assert await script.end() == 0
             assert script.text.strip() == "done"
+
+    async def test_a_breaking_migration_ends_an_app_with_57_too(
+        self, db: asyncpg.Connection, database: str, folder: Path
+    ) -> None:
+        async with program(
+            *(sys.executable, "-m", "graphile_worker", "run", "shop:app"),
+            folder=folder,
+            environment=self.environment(database),
+            with_errors=True,
+        ) as worker:
+            await worker.until("Worker connected")
+            await db.execute("insert into graphile_worker.migrations (id, breaking) values (1000000, true)")
+            await db.execute("select pg_notify('worker:migrate', '{\"breaking\": true}')")
+            assert await worker.end() == 57
+            assert "Traceback" not in worker.text
 
     async def test_what_is_no_app_is_said(self, folder: Path) -> None:
         async with program(

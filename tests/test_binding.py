@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 
 import msgspec
 import pydantic
+import pydantic.dataclasses
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
@@ -65,6 +66,11 @@ class Address(pydantic.BaseModel):
     number: int = pydantic.Field(alias="houseNumber")
 
 
+@pydantic.dataclasses.dataclass
+class Checked:
+    n: int
+
+
 class Order(pydantic.BaseModel):
     id: UUID
     lines: list[Line] = []
@@ -111,7 +117,7 @@ VALUES: list[tuple[Any, Any]] = [
     (date, date(2026, 1, 2)),
     (time, time(3, 4, 5)),
     (timedelta, timedelta(days=1, seconds=2.5)),
-    (UUID, uuid4()),
+    (UUID, UUID(int=2**100)),
     (Decimal, Decimal("0.10000000000000000001")),
     (Line, Line("a", Decimal("9.90"))),
     (list[Line], [Line("a", Decimal("9.90"))]),
@@ -214,6 +220,23 @@ class TestParameters:
         assert bound(untyped, {"a": 1, "_cron": {}}) == (({"a": 1},), {})
         assert binding_of(typed).payload((Point(1, 2),), {})[0] == {"x": 1, "y": 2, "next": None}
 
+    def test_also_by_keyword_and_with_a_default(self) -> None:
+        def keyword(*, payload: Point) -> None: ...
+        def default(payload: Point | None = None) -> None: ...
+
+        assert bound(keyword, {"x": 1}) == ((), {"payload": Point(1)})
+        assert binding_of(keyword).payload((), {"payload": Point(1)})[0]["x"] == 1
+        with pytest.raises(MisfitError, match="a job cannot have nothing as its payload"):
+            binding_of(default).payload((), {})
+
+    def test_the_contexts_name_is_nobody_elses(self) -> None:
+        def function(ctx: JobContext, **extra: int) -> None: ...
+
+        with pytest.raises(MisfitError, match="ctx: this key is kept for the worker"):
+            binding_of(function).payload((), {"ctx": 1})
+        with pytest.raises(MisfitError, match="ctx: there is no such key"):
+            bound(function, {"ctx": 1}, context=CONTEXT)
+
     def test_the_context_is_injected_wherever_it_stands(self) -> None:
         def first(ctx: JobContext, a: int, b: int = 2) -> None: ...
         def middle(a: int, ctx: JobContext, b: int = 2) -> None: ...
@@ -300,6 +323,11 @@ class TestRefusedAtImport:
             (str | datetime, "more than one str-like type"),
             (dict[tuple[int, int], str], "the keys of a JSON object are texts"),
             (type, "JSON cannot carry type"),
+            (set[Point], "a set cannot have such items"),
+            (frozenset[Address], "a set cannot have such items"),
+            (set[dict[str, int]], "a set cannot have such items"),
+            (dict[bool, int], "the keys of a JSON object are texts"),
+            (Checked, "nobody would check Checked"),
             (Annotated[str, pydantic.Field(max_length=3)], "FieldInfo is not heeded here; msgspec.Meta is"),
             (list[Annotated[str, pydantic.StringConstraints(max_length=3)]], "msgspec.Meta is"),
         ],

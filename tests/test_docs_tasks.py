@@ -373,7 +373,9 @@ async def test_the_table_of_outcomes(database: str) -> None:
 
         @app.task
         async def choose(row: int) -> None:
-            raise eval(rows[row][0], vars(graphile_worker))
+            raise eval(
+                rows[row][0], {name: getattr(graphile_worker, name) for name in graphile_worker.__all__}
+            )
 
         for place, (_, attempt, again, error, events) in enumerate(rows):
             await choose.enqueue(row=place)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import logging
 import math
+import pickle
 from datetime import UTC, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from graphile_worker import (
+    BatchError,
     Cancel,
     ConfigurationError,
     Drained,
@@ -28,10 +31,11 @@ from graphile_worker import (
     run_once,
     task,
 )
+from graphile_worker._db import changes
 from graphile_worker.outcome import ControlFlow
 from graphile_worker.retry import ByException, Delays, Exponential, Failure, Fixed, Linear, never, read_policy
-from support.jobs import add, existing
-from support.workers import Gate, Heard, running
+from support.jobs import add, existing, get
+from support.workers import Gate, Heard, nothing, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,8 +102,10 @@ class TestChoosing:
         ids=lambda choice: repr(choice)[:20],
     )
     async def test_nothing_that_is_chosen_harms_the_jobs_recorded_with_it(
-        self, db: asyncpg.Connection, database: str, choice: ControlFlow
+        self, db: asyncpg.Connection, database: str, choice: ControlFlow, caplog: pytest.LogCaptureFixture
     ) -> None:
+        caplog.set_level(logging.CRITICAL, "graphile_worker")  # not every terminal can show them
+
         async def function(payload: Any) -> None:
             if payload == 1:
                 raise choice
@@ -227,6 +233,116 @@ class TestChoosing:
                 make()  # type: ignore[no-untyped-call]
 
 
+async def _refuse_all(payload: Any) -> None:
+    raise ValueError(f"no: {payload}")
+
+
+class Rude(Exception):  # noqa: N818 - it is
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+class Busy(Retry):
+    def __init__(self) -> None:
+        """Does not say when, nor why."""
+
+
+def poisons() -> dict[str, Any]:
+    def mutating(items: list[Any]) -> list[Any]:
+        items[0]["connection"] = object()
+        return [ValueError("no")]
+
+    def exiting(_failure: Failure) -> None:
+        raise SystemExit
+
+    async def leave() -> None:
+        raise SystemExit
+
+    return {
+        "an item that was changed": task(batch=True)(mutating),
+        "results that end the program": task(batch=True)(lambda items: [leave() for _ in items]),
+        "an error of our own": raising(BatchError("x", places=[7, -1])),
+        "a choice that says nothing": raising(Busy()),
+        "an error that cannot be told": raising(Rude()),
+        "a policy that ends the program": task(retry=exiting)(_refuse_all),
+        "a policy for nowhere": task(retry=lambda _: datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=20))))(
+            _refuse_all
+        ),
+    }
+
+
+class TestWhateverAJobDoes:
+    """It must not stop the worker, nor what other jobs come to."""
+
+    @pytest.mark.parametrize("poison", [*poisons()])
+    async def test_the_others_are_recorded(
+        self, db: asyncpg.Connection, database: str, poison: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.CRITICAL, "graphile_worker")
+        job = await add(db, "poison", payload=[{}])
+        for _ in range(3):
+            await add(db, "good")
+        tasks = {"poison": poisons()[poison], "good": nothing}
+        async with asyncio.timeout(20):
+            drained = await once(tasks, database, concurrency=4)
+        assert drained == Drained(3, 1)
+        row = await existing(db, job["id"])
+        assert (row["attempts"], row["locked_by"], row["payload"]) == (1, None, "[{}]")
+        assert row["last_error"]
+
+    async def test_what_the_database_refuses_is_recorded_without_what_the_task_said(
+        self, db: asyncpg.Connection, database: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As if there were one more way to say something that it does not understand."""
+        known = changes._change
+        monkeypatch.setattr(
+            changes,
+            "_change",
+            lambda *args, **more: {
+                **known(*args, **more),
+                **({} if more["unicode"] is False else {"at": "soon"}),
+            },
+        )
+        bad, good = await add(db, "bad"), await add(db, "good")
+        later = await add(db, "later")
+        tasks = {"bad": raising(ValueError("x")), "good": nothing, "later": raising(Snooze(60))}
+        async with asyncio.timeout(20):
+            assert await once(tasks, database, concurrency=3) == Drained(1, 1)
+        assert (await existing(db, bad["id"]))[
+            "last_error"
+        ] == "It failed, and what it failed with cannot be stored"
+        assert (await existing(db, later["id"]))["attempts"] == 0
+        assert await get(db, good["id"]) is None
+
+    @pytest.mark.parametrize(
+        "choice",
+        [
+            Retry("r", after=3),
+            Retry(at=datetime(2100, 1, 1, tzinfo=UTC)),
+            Fail("f"),
+            Snooze(3, "s"),
+            Cancel("c"),
+        ],
+        ids=lambda choice: type(choice).__name__,
+    )
+    def test_choices_may_go_to_another_process(self, choice: ControlFlow) -> None:
+        again = pickle.loads(pickle.dumps(choice))
+        assert (type(again), str(again), again.__dict__) == (type(choice), str(choice), choice.__dict__)
+        error = pickle.loads(pickle.dumps(BatchError("x", errors=[OSError("y")], places=[1], final=True)))
+        assert (str(error), error.places, error.final, str(error.errors[0])) == ("x", (1,), True, "y")
+
+    async def test_an_error_may_be_the_reason(self, database: str) -> None:
+        job, _ = await outcome_of(database, raising(Fail(OSError("no route"))))
+        assert job.last_error == "no route"
+
+    async def test_what_a_policy_chooses_says_why(self, database: str) -> None:
+        def policy(_failure: Failure) -> None:
+            raise Retry(after=60)
+
+        job, _ = await outcome_of(database, task(retry=policy)(_refuse))
+        assert job.last_error == "To be tried again in 60 s: no"
+
+
 class TestPolicies:
     @pytest.mark.parametrize(
         ("policy", "expected"),
@@ -234,18 +350,18 @@ class TestPolicies:
             (None, math.e),
             (Exponential(), math.e),
             (Exponential(first=100, factor=10, cap=50), 50),
-            (90, 90),
+            (Fixed(90), 90),
             (timedelta(minutes=2), 120),
             ([100, 200], 100),
             (Linear(70), 70),
             (lambda failure: failure.attempt * 30, 30),
             (lambda _: None, math.e),
             (lambda _: 1e300, 3e10),
-            ({OSError: 5, ValueError: 300}, 300),
-            ({OSError: 5}, math.e),
-            ({Exception: 5, ArithmeticError: 6}, 5),
+            ({OSError: [5], ValueError: [300]}, 300),
+            ({OSError: [5]}, math.e),
+            ({Exception: Fixed(5), ArithmeticError: [6]}, 5),
         ],
-        ids=str,
+        ids=lambda part: "a function" if inspect.isfunction(part) else str(part),
     )
     async def test_the_delay_after_a_failure(self, database: str, policy: Any, expected: float) -> None:
         heard = Heard()
@@ -273,7 +389,7 @@ class TestPolicies:
         assert (job.attempts, job.last_error) == (0, "Snoozed for 60 s: after no, attempt 1 of True")
 
     async def test_what_a_task_chooses_goes_before_its_policy(self, database: str) -> None:
-        @task(retry=1000)
+        @task(retry=[1000])
         async def function() -> None:
             raise Retry(after=60)
 
@@ -303,7 +419,7 @@ class TestPolicies:
         assert [Exponential().delay(n) for n in range(1, 30)] == pytest.approx(
             [math.exp(min(10, n)) for n in range(1, 30)]
         )
-        assert Exponential(factor=1000, cap=None).delay(32767) == math.inf
+        assert Exponential(factor=1000, cap=None).delay(32767) == 3e10
 
     @given(
         some.floats(0, 1),
@@ -321,8 +437,19 @@ class TestPolicies:
         assert whole <= cap
         assert whole * (1 - jitter) - 1e-6 <= policy(failure) <= whole
 
+    def test_one_of_a_group_counts_alone_and_items_that_agree_count_together(self) -> None:
+        policy = ByException({OSError: [2], ValueError: [3]})
+        for error, expected in [
+            (ExceptionGroup("x", [OSError()]), 2),
+            (ExceptionGroup("x", [OSError(), ValueError()]), None),
+            (BatchError("x", errors=[OSError(), ConnectionError()]), 2),
+            (BatchError("x", errors=[OSError(), ValueError()]), None),
+            (BatchError("x"), None),
+        ]:
+            assert policy(Failure(_job(1), error)) == expected
+
     def test_the_nearest_type_counts(self) -> None:
-        policy = ByException({Exception: 1, OSError: [2], ConnectionError: Fixed(3)})
+        policy = ByException({Exception: [1], OSError: [2], ConnectionError: Fixed(3)})
         for error, expected in [
             (ValueError(), 1),
             (OSError(), 2),
@@ -335,7 +462,21 @@ class TestPolicies:
         async def coroutine(_: Failure) -> float:
             return 1
 
-        for wrong in ("soon", True, object, coroutine, [], ["x"], {1: 2}, {ValueError: "x"}, -1, 3 + 4j):
+        for wrong in (
+            "soon",
+            True,
+            3,
+            1.5,
+            {OSError: 5},
+            object,
+            coroutine,
+            [],
+            ["x"],
+            {1: 2},
+            {ValueError: "x"},
+            -1,
+            3 + 4j,
+        ):
             with pytest.raises(ConfigurationError):
                 read_policy(wrong)
         for make in (
@@ -351,7 +492,7 @@ class TestPolicies:
     def test_policies_are_values(self) -> None:
         assert Exponential(first=1) == Exponential(first=1) != Exponential(first=2)
         assert len({Fixed(1), Fixed(1), Linear(1)}) == 2
-        assert repr(Fixed(1)) == "Fixed(cap=inf, jitter=0.0, every=1.0)"
+        assert repr(Fixed(1)) == "Fixed(every=1.0)"
 
 
 class TestInvalidPayloads:

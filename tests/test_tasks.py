@@ -13,6 +13,7 @@ import asyncpg
 import msgspec
 import pydantic
 import pytest
+from starlette._utils import is_async_callable
 
 from graphile_worker import (
     App,
@@ -68,6 +69,22 @@ class TestDeclaring:
         assert (hello.__name__, hello.__doc__, repr(hello)) == ("hello", "Greets.", "<Task 'hello'>")
         assert list(app.tasks) == ["hello", "plain"]
         assert app.tasks["hello"] is hello
+
+    def test_frameworks_see_whether_it_is_to_be_awaited(self) -> None:
+        async def hello() -> None: ...
+        def plain() -> None: ...
+
+        assert is_async_callable(task(hello))
+        assert not is_async_callable(task(plain))
+
+    def test_one_function_cannot_be_one_task_twice(self) -> None:
+        app = App()
+
+        async def hello() -> None: ...
+
+        app.task(hello)
+        with pytest.raises(ConfigurationError, match="There are two tasks 'hello'"):
+            app.task(queue_name="q")(hello)
 
     def test_an_identifier_is_refused_at_declaration(self) -> None:
         app = App()
@@ -179,7 +196,9 @@ class TestEnqueueing:
             lambda: hello.enqueue(object()): "cannot be written as JSON",  # type: ignore[arg-type]
             lambda: hello.enqueue("a\0b"): "NUL",
             lambda: hello.using(priority=10**6).enqueue("Ann"): "priority is 1000000",
-            lambda: hello.enqueue_many([{"name": "Ann"}, {"name": 3}]): "name: Expected `str`",
+            lambda: hello.enqueue_many(
+                [{"name": "Ann"}, {"name": 3}]
+            ): "Payload number 1: The task 'hello' cannot be",
             lambda: hello.enqueue_many([{"name": "Ann"}, "Bob"]): "must be a mapping",
             lambda: app.add_job("hello", {"name": 3}): "name: Expected `str`",
             lambda: app.add_job("hello"): "missing a required argument: 'name'",
@@ -273,6 +292,14 @@ class TestEnqueueing:
             await whole.enqueue({"y": 3})
         assert sync.spec(7).job_key_mode == "unsafe_dedupe"
 
+        def fails(name: str) -> str:
+            raise LookupError(name)
+
+        def hello(name: str) -> None: ...
+
+        with pytest.raises(InvalidJobError, match="'hello' cannot be made: LookupError: Ann"):
+            task("hello", job_key=fails)(hello).spec("Ann")
+
     async def test_a_key_is_made_of_what_the_worker_will_have(self, app: App) -> None:
         @app.task(job_key="{day:%d.%m.%Y} {n}")
         async def report(day: date, n: int = 7) -> None: ...
@@ -352,6 +379,10 @@ class TestClasses:
         assert sorted(sent, key=str) == sorted(
             [Count(7), (SendEmail("Ann", 2), one.id), (Ship(days=[1, 2]), "ship")], key=str
         )
+
+    async def test_by_another_name(self, app: App) -> None:
+        app.task("mail/send")(SendEmail)
+        assert (await app.add_job(SendEmail("Ann"))).task_identifier == "mail/send"
 
     async def test_a_bad_instance_is_refused(self, app: App) -> None:
         app.task(SendEmail)

@@ -48,6 +48,9 @@ async def nothing() -> None: ...
 async def loose(payload: Any) -> None: ...
 
 @app.task
+async def last(name: str, n: int, ctx: JobContext) -> None: ...
+
+@app.task
 @dataclass
 class SendEmail:
     identifier: ClassVar[str] = "send_email"
@@ -69,6 +72,7 @@ async def good(ctx: JobContext) -> None:
     job = await whole.enqueue({"a": 1})
     text: str = whole({"a": 1}, ctx)
     job = await batch.enqueue([1, 2])
+    job = await last.enqueue("Ann", 1)
     job = await nothing.enqueue()
     job = await loose.enqueue({"any": "thing"})
     jobs: list[Job] = await app.add_jobs([spec, SendEmail("Ann")])
@@ -93,6 +97,8 @@ async def bad(ctx: JobContext) -> None:
     await whole.enqueue({"a": 1}, ctx)  # wrong
     await batch.enqueue(["a"])  # wrong
     await nothing.enqueue(1)  # wrong
+    await last.enqueue("Ann", "1")  # wrong
+    app.task(retry=object())  # wrong
     SendEmail(3)  # wrong
     app.task(queue="x")  # wrong
     async with app.running(concurency=3):  # wrong

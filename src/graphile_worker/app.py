@@ -148,9 +148,12 @@ class App:
             raise ConfigurationError(
                 f"The module {module.__name__} has no tasks. Declare them by @task, from graphile_worker."
             )
-        for task in found.values():
-            if task.owner in {None, self}:  # it may have imported some of another app in order to add jobs
-                self._include(task)
+        # It may have imported some of another app in order to add jobs.
+        ours = [task for task in found.values() if task.owner in {None, self}]
+        if not ours:
+            raise ConfigurationError(f"The tasks of the module {module.__name__} are all of another app.")
+        for task in ours:
+            self._include(task)
 
     def _include(self, task: AnyTask) -> None:
         if task.owner not in {None, self}:
@@ -174,7 +177,7 @@ class App:
                 f'{task.function!r} has no name to call a task by. Give it one: @app.task("…").'
             )
         known = self._tasks.get(task.identifier)
-        if known is not None and known.function is not task.function:
+        if known is not None and known.binding is not task.binding:  # neither it nor its twin
             raise ConfigurationError(
                 f"There are two tasks {task.identifier!r}: {_place(known)} and {_place(task)}. Give one "
                 "of them "
@@ -248,8 +251,8 @@ class App:
             if known is None:
                 return JobSpec(job, payload, **options)
             return known.spec_for({} if payload is None else payload, options)
-        handler = self._tasks.get(getattr(type(job), "identifier", None) or "")
-        if handler is None or handler.handler_class is not type(job):
+        handler = next((task for task in self._tasks.values() if task.handler_class is type(job)), None)
+        if handler is None:
             raise InvalidJobError(
                 f"{type(job).__name__} is no task of this app. Declare it: app.task({type(job).__name__})."
             )
@@ -314,6 +317,8 @@ class App:
 
         At the end it claims nothing more, running jobs have `shutdown_grace` seconds, and what is not done
         then is interrupted. Signals are left to the program, unless ``handle_signals=True``.
+        If the worker ends by itself, because of an error, that is raised at the end; until then
+        `Runner.health` and `Runner.wait` tell.
         """
         options.setdefault("handle_signals", False)
         async with self._worker(options) as runner:

@@ -143,11 +143,15 @@ class ByKeys(Binding):
             gc=False,
         )
         self._fields = frozenset(self._struct.__struct_fields__)
+        context = parameters.context
+        self._reserved = RESERVED_KEYS | ({context.name} if context is not None else set())
 
     def _read(self, payload: Any) -> Arguments:
         rest = None
         if self._parameters.extra is not None and isinstance(payload, dict):
             rest = {key: value for key, value in payload.items() if key not in self._fields}
+            for key in self._reserved & rest.keys():
+                raise MisfitError("there is no such key", key)
             payload = {key: value for key, value in payload.items() if key in self._fields}
         values = msgspec.structs.astuple(convert(payload, self._struct))
         if not self._keywords and rest is None:
@@ -162,7 +166,7 @@ class ByKeys(Binding):
         given = dict(bound.arguments)  # only what was passed: the worker knows the defaults
         if self._parameters.extra is not None:
             given |= given.pop(self._parameters.extra.parameter.name, {})
-        for key in RESERVED_KEYS & given.keys():
+        for key in self._reserved & given.keys():
             raise MisfitError("this key is kept for the worker", key)
         return given
 
@@ -171,10 +175,19 @@ class Whole(Binding):
     """One parameter takes the payload as it is."""
 
     def _read(self, payload: Any) -> Arguments:
-        return (convert(payload, self._parameters.fields[0].kind),), {}
+        return self.passing(convert(payload, self._parameters.fields[0].kind))
+
+    def passing(self, value: Any) -> Arguments:
+        """The value as the function takes it."""
+        parameter = self._parameters.fields[0].parameter
+        return ((), {parameter.name: value}) if parameter.kind is parameter.KEYWORD_ONLY else ((value,), {})
 
     def _write(self, bound: inspect.BoundArguments) -> Any:
-        return bound.args[0]
+        bound.apply_defaults()
+        [value] = bound.arguments.values()
+        if value is None:
+            raise MisfitError("a job cannot have nothing as its payload: None stands for {} there", "")
+        return value
 
     def call_for(self, payload: Any) -> Arguments:
         """The payload is the one argument."""
@@ -339,7 +352,7 @@ def _globals_of(function: Any) -> dict[str, Any]:
 def _locals_of_caller() -> dict[str, Any]:
     """Names of the function in which the task is declared, if it is in one: annotations may be about them."""
     frame = inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
         frame = frame.f_back
     return {} if frame is None else dict(frame.f_locals)
 

@@ -172,6 +172,11 @@ class WorkerUtils(Administration):
     async def __aexit__(self, *_exception: object) -> None:
         await self.close()
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether its connections are closed, or about to be."""
+        return self._session.pool.is_closing
+
     async def close(self) -> None:
         """Close the connections that were opened here. May be called again."""
         await self._session.pool.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,6 +43,7 @@ class Clients:
         WorkerUtils(**settings)  # what is wrong with them is better said now
         self.settings = settings
         self._of_loops: dict[asyncio.AbstractEventLoop, _Client] = {}
+        self._process = os.getpid()
 
     def sets(self, setting: str) -> bool:
         """Whether it has another value than by default."""
@@ -53,6 +55,7 @@ class Clients:
             raise ConfigurationError(
                 f"{', '.join(sorted(unknown))}: configure does not know that. It takes {', '.join(DEFAULTS)}."
             )
+        self._forget_closed_loops()
         if self._of_loops:
             raise ConfigurationError("The app has connections already. Configure it before, or close it.")
         # One takes the place of the other.
@@ -72,7 +75,7 @@ class Clients:
                 "app.blocking(lambda: app.utils.stats())."
             ) from None
         client = self._of_loops.get(loop)
-        if client is None:
+        if client is None or client.utils.is_closing:  # a worker that stops takes its connections along
             client = self._of_loops[loop] = self._open(loop)
         return client.utils
 
@@ -84,7 +87,7 @@ class Clients:
         try:
             yield
         finally:
-            if client.utils is utils:
+            if client.utils is utils and self._of_loops.get(loop) is client:
                 del self._of_loops[loop]
 
     async def close(self) -> None:
@@ -93,14 +96,22 @@ class Clients:
         if client is not None and client.lifetime is not None:
             await client.lifetime.aclose()
 
+    def _forget_closed_loops(self) -> None:
+        """Their connections are of no use, nor are those that a parent process has."""
+        if self._process != os.getpid():
+            self._of_loops, self._process = {}, os.getpid()
+        for loop in [loop for loop in self._of_loops if loop.is_closed()]:
+            del self._of_loops[loop]
+
     def _open(self, loop: asyncio.AbstractEventLoop) -> _Client:
+        self._forget_closed_loops()
         utils = WorkerUtils(**self.settings)
 
         async def live() -> AsyncGenerator[None]:
             try:
                 yield
             finally:
-                del self._of_loops[loop]
+                self._of_loops.pop(loop, None)
                 await utils.close()
 
         # When a loop ends, asyncio closes the generators that were begun on it, after all tasks have ended.

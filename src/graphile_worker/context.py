@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from graphile_worker.errors import TaskError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Iterable
+    from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from graphile_worker._db.connect import Connection
     from graphile_worker.client import WorkerUtils
-    from graphile_worker.job import Job
+    from graphile_worker.job import Job, JobSpec
     from graphile_worker.logs import ScopedLogger
 
 T = TypeVar("T")
@@ -61,7 +61,9 @@ class Surroundings:
         logger: ScopedLogger,
         now: Callable[[], datetime],
         warned_apart: Iterable[str] = (),
+        specs: Mapping[str, Callable[..., JobSpec]] | None = None,
     ) -> None:
+        self._specs = specs or {}
         self.worker_id = worker_id
         self.utils = utils
         self.logger = logger
@@ -70,6 +72,16 @@ class Surroundings:
         self._apart = {task: Stopping() for task in warned_apart}
         self.loop = asyncio.get_running_loop()
         self.loop_thread = threading.get_ident()
+
+    async def add_job(
+        self, identifier: str, payload: Any = None, *, connection: Connection | None = None, **options: Any
+    ) -> Job:
+        """Add a job; what a task of this worker says of its jobs holds, and its payload is checked."""
+        spec_for = self._specs.get(identifier)
+        if spec_for is None:
+            return await self.utils.add_job(identifier, payload, connection=connection, **options)
+        spec = spec_for({} if payload is None else payload, options)
+        return await self.utils.add_spec(spec, connection=connection)
 
     def stopping(self, task: str) -> Stopping:
         """What a job of that task is warned by."""
@@ -95,7 +107,8 @@ class JobContext:
     Attributes:
         job: The job that runs.
         stopping: True once the worker is stopping, or has to give up the job; also to be awaited.
-        add_job: Add a job, as `WorkerUtils.add_job` does.
+        add_job: Add a job, as `WorkerUtils.add_job` does. If this worker has the task, and it was made with
+            ``@task``, its payload is checked, and what it says of its jobs holds.
         add_jobs: Add many jobs, as `WorkerUtils.add_jobs` does.
 
     Example:
@@ -111,7 +124,7 @@ class JobContext:
         self.job = job
         self._surroundings = surroundings
         self.stopping = surroundings.stopping(job.task_identifier)
-        self.add_job = surroundings.utils.add_job
+        self.add_job = surroundings.add_job
         self.add_jobs = surroundings.utils.add_jobs
 
     def __repr__(self) -> str:

@@ -23,6 +23,7 @@ _PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>[^`]
 _ABOUT_A_KEY = re.compile(r"Object (?:(?P<missing>missing required)|contains unknown) field `(?P<key>.*)`")
 _NO_KEYS = (
     *(
+        types.BoolType,
         types.ListType,
         types.SetType,
         types.FrozenSetType,
@@ -65,7 +66,17 @@ def _why_not(part: types.Type) -> str | None:
         return f"JSON cannot carry {part.__class__.__name__.removesuffix('Type')}"
     if isinstance(part, types.DictType) and isinstance(part.key_type, _NO_KEYS):
         return "the keys of a JSON object are texts"
+    if isinstance(part, types.SetType | types.FrozenSetType) and not _is_hashable(part.item_type):
+        return "a set cannot have such items"
+    if isinstance(part, types.DataclassType) and hasattr(part.cls, "__pydantic_validator__"):
+        return f"nobody would check {part.cls.__name__}; make it a model of pydantic's, or a plain dataclass"
     return None
+
+
+def _is_hashable(part: types.Type) -> bool:
+    if isinstance(part, types.ListType | types.SetType | types.DictType | types.TypedDictType):
+        return False
+    return getattr(getattr(part, "cls", object), "__hash__", None) is not None
 
 
 def _foreign_rule(kind: Any) -> str | None:
@@ -84,6 +95,8 @@ def convert(value: Any, kind: Any, *, at: str = "") -> Any:
         raise misfit(error, at) from None
     except RecursionError:
         raise MisfitError("it is nested too deeply", at) from None
+    except Exception as error:  # of the type's own making, as from __post_init__
+        raise MisfitError(f"{type(error).__name__}: {error}", at) from error
 
 
 def misfit(error: msgspec.ValidationError, at: str) -> MisfitError:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+T2 = TypeVar("T2")
+T3 = TypeVar("T3")
 H = TypeVar("H", bound=HandlerClass)
 
 
@@ -37,8 +39,8 @@ class TaskDecorator:
             docs/job-keys.md.
         job_key_mode: What adding a job with that key again does.
         flags: Labels of its jobs.
-        retry: When to try again: a policy of `graphile_worker.retry`, seconds, a list of them, a mapping of
-            exceptions to any of these, or a function of a `Failure`.
+        retry: When to try again: a policy of `graphile_worker.retry`, a timedelta, a list of delays, a
+            mapping of exceptions to any of these, or a function of a `Failure`.
         batch: Whether the function takes a list, of which each item succeeds or fails by itself.
         on_invalid_payload: Whether a payload that does not fit fails this attempt (``"retry"``, for a newer
             deploy may understand it) or the job (``"fail"``).
@@ -78,6 +80,16 @@ class TaskDecorator:
 
     @overload
     def __call__(self, function: Callable[[T, JobContext], R], /) -> Task[[T, JobContext], [T], R]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[[T, T2, JobContext], R], /
+    ) -> Task[[T, T2, JobContext], [T, T2], R]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[[T, T2, T3, JobContext], R], /
+    ) -> Task[[T, T2, T3, JobContext], [T, T2, T3], R]: ...
 
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, P, R]: ...

@@ -9,6 +9,9 @@ from typing import TypeAlias
 from graphile_worker.errors import ConfigurationError
 
 Duration: TypeAlias = float | timedelta
+LONGEST = 3e10
+"""Seconds, about a thousand years: beyond, PostgreSQL or Python would refuse the date."""
+_WITHOUT_FRACTION = 100
 
 
 def seconds(name: str, value: object, allowed: str = "0 or more") -> float:
@@ -28,3 +31,12 @@ def seconds(name: str, value: object, allowed: str = "0 or more") -> float:
     ):
         raise ConfigurationError(f"{name} is {value!r}; it must be seconds or a timedelta, {allowed}.")
     return float(number)
+
+
+def shown(duration: float) -> str:
+    """Seconds, for people.
+
+    >>> shown(2.71828), shown(60.0), shown(3600.4)
+    ('2.72 s', '60 s', '3,600 s')
+    """
+    return f"{duration:,.0f} s" if duration >= _WITHOUT_FRACTION else f"{duration:.3g} s"

@@ -23,7 +23,7 @@ A message says what happened and what to do next. None of them carries a passwor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,16 +62,21 @@ class BatchError(TaskError):
 
     Attributes:
         errors: What they failed with.
-        left: The items themselves, as they were stored.
+        places: Which they are, in the payload; the first is 0.
         final: Whether none of them is to be tried again.
     """
 
     def __init__(
-        self, message: str, *, errors: Sequence[BaseException], left: Sequence[Any], final: bool = False
+        self,
+        message: str,
+        *,
+        errors: Sequence[BaseException] = (),
+        places: Sequence[int] = (),
+        final: bool = False,
     ) -> None:
         super().__init__(message)
         self.errors = tuple(errors)
-        self.left = list(left)
+        self.places = tuple(int(place) for place in places)
         self.final = final
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from graphile_worker.errors import ConfigurationError, InvalidJobError
@@ -22,8 +23,10 @@ def read_job_key(given: str | MakesKey | None, binding: Binding, identifier: str
     Raises:
         ConfigurationError: The template is none, or names what the function does not have.
     """
-    if given is None or callable(given):
-        return given
+    if given is None:
+        return None
+    if callable(given):
+        return partial(_call, given, f"The job_key of the task {identifier!r}")
     template, about = given, f"The job_key of the task {identifier!r} is {given!r}"
     try:
         fields = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
@@ -37,12 +40,15 @@ def read_job_key(given: str | MakesKey | None, binding: Binding, identifier: str
         )
 
     def make(*args: object, **kwargs: object) -> str:
-        named = binding.named(binding.bound(args, kwargs))
-        try:
-            return template.format(**named)
-        except (LookupError, AttributeError, TypeError, ValueError) as error:
-            raise InvalidJobError(
-                f"{about}, and cannot be made: {type(error).__name__}: {error}.", argument="job_key"
-            ) from error
+        return template.format(**binding.named(binding.bound(args, kwargs)))
 
-    return make
+    return partial(_call, make, f"{about}, and")
+
+
+def _call(makes: MakesKey, about: str, *args: object, **kwargs: object) -> str | None:
+    try:
+        return makes(*args, **kwargs)
+    except Exception as error:
+        raise InvalidJobError(
+            f"{about} cannot be made: {type(error).__name__}: {error}.", argument="job_key"
+        ) from error

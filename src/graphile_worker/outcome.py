@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from graphile_worker.durations import seconds
+from graphile_worker.durations import seconds, shown
 from graphile_worker.job import as_utc
 
 if TYPE_CHECKING:
@@ -29,9 +29,17 @@ class ControlFlow(Exception):  # noqa: N818 - no errors, but decisions
             it was raised from.
     """
 
-    def __init__(self, reason: str = "") -> None:
+    reason: str = ""
+
+    def __init__(self, reason: str | BaseException = "") -> None:
         super().__init__(reason)
-        self.reason = str(reason)
+        if isinstance(reason, BaseException):
+            self.__cause__ = reason
+        else:
+            self.reason = str(reason)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args, self.__dict__)
 
     @property
     def why(self) -> str:
@@ -59,11 +67,18 @@ class Retry(ControlFlow):
     Example:
         >>> from graphile_worker import Retry
         >>> async def fetch(payload):
-        ...     raise Retry(after=60, reason="the other side is busy")
+        ...     raise Retry("the other side is busy", after=60)
     """
 
+    after: float | None = None
+    at: datetime | None = None
+
     def __init__(
-        self, reason: str = "", *, after: Duration | None = None, at: datetime | None = None
+        self,
+        reason: str | BaseException = "",
+        *,
+        after: Duration | None = None,
+        at: datetime | None = None,
     ) -> None:
         super().__init__(reason)
         if (after is None) == (at is None):
@@ -74,8 +89,9 @@ class Retry(ControlFlow):
         self.at = None if at is None else as_utc("at", at)
 
     def _what(self) -> str:
-        when = f"in {self.after:g} s" if self.after is not None else f"at {self.at}"
-        return f"To be tried again {when}"
+        if self.after is None and self.at is None:
+            return "To be tried again"
+        return f"To be tried again {f'at {self.at}' if self.after is None else f'in {shown(self.after)}'}"
 
 
 class Fail(ControlFlow):
@@ -102,12 +118,14 @@ class Snooze(ControlFlow):
         ...         raise Snooze(300, "not approved yet")
     """
 
-    def __init__(self, delay: Duration, reason: str = "") -> None:
+    delay: float = 60.0
+
+    def __init__(self, delay: Duration, reason: str | BaseException = "") -> None:
         super().__init__(reason)
         self.delay = seconds("delay", delay, "more than 0")
 
     def _what(self) -> str:
-        return f"Snoozed for {self.delay:g} s"
+        return f"Snoozed for {shown(self.delay)}"
 
 
 class Cancel(ControlFlow):
@@ -139,8 +157,8 @@ class Failed(msgspec.Struct, frozen=True):
     """Or when it is."""
     final: bool = False
     """Whether there is none, even if attempts are left."""
-    payload: Any = msgspec.UNSET
-    """What is left to do, if some of it is done."""
+    left: Sequence[int] | None = None
+    """The places of the items of a batch that are left to do, if some are done."""
     batch_errors: Sequence[BaseException] | None = None
     """What the items of a batch failed with."""
 
@@ -212,6 +230,13 @@ def default_delay(attempt: int) -> float:
     return math.exp(min(_LAST_STEP, attempt))
 
 
+def _restored(kind: type[ControlFlow], args: tuple[Any, ...], state: dict[str, Any]) -> ControlFlow:
+    """One that went to another process, as it was."""
+    choice = kind.__new__(kind, *args)
+    choice.__dict__.update(state)
+    return choice
+
+
 def describe_error(error: BaseException) -> str:
     """What is kept of an error as the job's `last_error`.
 
@@ -222,7 +247,7 @@ def describe_error(error: BaseException) -> str:
     """
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 - an exception whose text cannot be had is still an exception
+    except BaseException:  # noqa: BLE001 - an exception whose text cannot be had is still an exception
         text = ""
     return storable(text or type(error).__name__)
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from graphile_worker.durations import Duration, seconds
-from graphile_worker.errors import ConfigurationError
+from graphile_worker.durations import LONGEST, Duration, seconds
+from graphile_worker.errors import BatchError, ConfigurationError
 from graphile_worker.job import as_utc
 from graphile_worker.outcome import Fail, default_delay
 
@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 _LARGEST_FACTOR = 1000.0
+_UNSAID = {"cap": LONGEST, "jitter": 0.0}
 _GRAPHILES_LONGEST = default_delay(10)
 Decision: TypeAlias = Duration | datetime | None
 
@@ -58,6 +59,10 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 Policy: TypeAlias = Callable[[Failure], Decision]
+RetryOption: TypeAlias = (
+    "Policy | timedelta | Sequence[Duration] | Mapping[type[BaseException], RetryOption] | None"
+)
+"""What can be given as ``retry=``."""
 
 
 class _Growing(ABC):
@@ -68,12 +73,12 @@ class _Growing(ABC):
     """
 
     def __init__(self, *, cap: Duration | None, jitter: float) -> None:
-        self.cap = math.inf if cap is None else seconds("cap", cap)
+        self.cap = LONGEST if cap is None else min(seconds("cap", cap), LONGEST)
         self.jitter = _number("jitter", jitter, 0, 1)
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
-        return f"{type(self).__name__}({given})"
+        given = [f"{name}={value!r}" for name, value in vars(self).items() if value != _UNSAID.get(name)]
+        return f"{type(self).__name__}({', '.join(given)})"
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
@@ -179,7 +184,7 @@ class ByException:
     What is none of these is tried again as Graphile Worker has it.
 
     >>> ByException({TimeoutError: Fixed(5), OSError: Linear(60), ValueError: never}).of(ConnectionError())
-    Linear(cap=inf, jitter=0.0, step=60.0, first=60.0)
+    Linear(step=60.0, first=60.0)
     """
 
     def __init__(self, policies: Mapping[type[BaseException], Any]) -> None:
@@ -199,7 +204,13 @@ class ByException:
         return None if policy is None else policy(failure)
 
     def of(self, error: BaseException) -> Policy | None:
-        """The policy for that exception."""
+        """The policy for that exception. One of a group counts alone, and items of a batch that agree."""
+        if isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            return self.of(error.exceptions[0])
+        if isinstance(error, BatchError) and BatchError not in self.policies:
+            first, *others = [self.of(one) for one in error.errors] or [None]
+            if first is not None and all(other is first for other in others):
+                return first
         return next((self.policies[kind] for kind in type(error).__mro__ if kind in self.policies), None)
 
 
@@ -209,15 +220,18 @@ def never(failure: Failure) -> Decision:
 
 
 def read_policy(given: object) -> Policy | None:
-    """What was given as `retry`: a function, seconds, a list of them, or a mapping by exception."""
+    """What was given as `retry`: a function, a timedelta, a list of delays, or a mapping by exception."""
     match given:
         case None:
             return None
         case Mapping():
             return ByException(given)
-        case bool():
-            pass
-        case int() | float() | timedelta():
+        case int() | float():  # people of other queues would read that as a number of attempts
+            raise ConfigurationError(
+                f"retry is {given!r}. For seconds between attempts: Fixed({given!r}), of "
+                "graphile_worker.retry, or a timedelta. For how many there are: max_attempts."
+            )
+        case timedelta():
             return Fixed(given)
         case list() | tuple():
             return Delays(given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import difflib
 import functools
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from graphile_worker._db.connect import Connection
     from graphile_worker.job import JobKeyMode
+    from graphile_worker.retry import RetryOption
 
 P = ParamSpec("P")
 """What the function takes."""
@@ -78,7 +80,7 @@ class TaskOptions(TypedDict, total=False):
     job_key_mode: JobKeyMode | str | None
     priority: int | None
     flags: Iterable[str] | None
-    retry: Any
+    retry: RetryOption
     batch: bool
     on_invalid_payload: OnInvalidPayload | None
 
@@ -160,7 +162,10 @@ class Enqueuer(Generic[Q]):
             payloads: For a function that takes ``payload`` (or a list, in batches) what it takes; for others
                 mappings of the names of their parameters to values. May be an iterator of any length.
         """
-        return await self._task.queue.add_jobs(self._specs(payloads), connection=self._connection)
+        specs = self._specs(payloads)
+        if isinstance(payloads, list | tuple):
+            specs = list(specs)  # which can be sent again if the server asks for that
+        return await self._task.queue.add_jobs(specs, connection=self._connection)
 
     def enqueue_many_sync(self, payloads: Iterable[Any]) -> list[Job]:
         """The same for code without an event loop."""
@@ -168,7 +173,13 @@ class Enqueuer(Generic[Q]):
         return self._task.queue.blocking(self._task.queue.add_jobs(list(self._specs(payloads))))
 
     def _specs(self, payloads: Iterable[Any]) -> Iterable[JobSpec]:
-        return (self._task.spec_for(payload, self._options) for payload in payloads)
+        for number, payload in enumerate(payloads):
+            try:
+                yield self._task.spec_for(payload, self._options)
+            except InvalidJobError as error:
+                raise InvalidJobError(
+                    f"Payload number {number}: {error}", argument=error.argument, code=error.code
+                ) from error
 
     def _refuse_connection(self, method: str) -> None:
         if self._connection is not None:
@@ -211,6 +222,8 @@ class Task(Enqueuer[Q], Generic[P, Q, R]):
 
     def __init__(self, function: Callable[P, R], identifier: str | None, options: TaskOptions) -> None:
         functools.update_wrapper(self, function, updated=())
+        if inspect.iscoroutinefunction(function):
+            _mark_as_async(self)
         self.named = identifier is not None or isinstance(function, type)
         """Whether it was given a name; otherwise it has the function's, or in a folder the file's."""
         self.identifier = identifier if identifier is not None else _name_of(function)
@@ -346,6 +359,14 @@ class _refusing:  # noqa: N801 - used like a function
             raise InvalidJobError(
                 f"The task {self._identifier!r} cannot be called like that: {error}.", argument="payload"
             ) from error
+
+
+def _mark_as_async(task: Any) -> None:
+    """For those who ask whether to await what it returns, as web frameworks do."""
+    if hasattr(inspect, "markcoroutinefunction"):
+        inspect.markcoroutinefunction(task)
+    else:  # Python 3.11
+        task._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _name_of(function: Any) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from graphile_worker.durations import LONGEST
+from graphile_worker.errors import TaskError
 from graphile_worker.outcome import (
     Cancelled,
     Completed,
@@ -15,11 +15,11 @@ from graphile_worker.outcome import (
     Outcome,
     Retry,
     Returned,
+    Snooze,
     Snoozed,
     describe_error,
     storable,
 )
-from graphile_worker.payload import encode_stored
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,21 +27,24 @@ if TYPE_CHECKING:
     from graphile_worker._db.exchange import Held, Result
     from graphile_worker.job import Job
 
-_LONGEST_DELAY = 3e10
-"""Seconds, about a thousand years: beyond, PostgreSQL or Python would refuse the date."""
+_UNSAYABLE = "It failed, and what it failed with cannot be stored"
 
 
-def as_changes(results: Sequence[Result], *, unicode: bool) -> str | None:
+def as_changes(results: Sequence[Result], *, unicode: bool, plain: bool = False) -> str | None:
     """What is to be done to those that did not complete.
 
     Args:
         results: What became of jobs.
         unicode: Whether the database has every character.
+        plain: Whether to leave out all that a task has said: the database has refused it.
     """
     others = [result for result in results if type(result.outcome) is not Completed]
     if not others:
         return None
-    changes = [_change(result.held, result.outcome, unicode=unicode) for result in others]
+    changes = [
+        _plain(result) if plain else _change(result.held, result.outcome, unicode=unicode)
+        for result in others
+    ]
     # Not as escapes, which an old server takes only if its encoding is UTF-8.
     return json.dumps(changes, ensure_ascii=False)
 
@@ -58,8 +61,9 @@ def _change(held: Held, outcome: Outcome, *, unicode: bool) -> dict[str, object]
             change |= {"action": "fail", "delay": _bounded(outcome.delay), "final": outcome.final}
             if outcome.at is not None:
                 change["at"] = outcome.at.isoformat()
-            if outcome.payload is not msgspec.UNSET:
-                change["payload"] = encode_stored(outcome.payload).decode()
+            if outcome.left is not None:
+                # By their places, so that they stay as they are stored, whatever the task made of them.
+                change["left"] = [place + 1 for place in outcome.left]
             return change
         case Cancelled():
             return {**change, "action": "fail", "final": True}
@@ -70,10 +74,20 @@ def _change(held: Held, outcome: Outcome, *, unicode: bool) -> dict[str, object]
                 change |= {"action": "snooze", "delay": _bounded(outcome.choice.delay)}
             elif isinstance(outcome, Interrupted):
                 # Without a delay it keeps its run_at, and with it its place among the others.
-                change["delay"] = outcome.delay or None
+                change["delay"] = _bounded(outcome.delay) or None
             return change
         case Completed():
             raise AssertionError("completed jobs are not changed but deleted")
+
+
+def _plain(result: Result) -> dict[str, object]:
+    outcome = result.outcome
+    if isinstance(outcome, Failed | Cancelled):
+        is_final = isinstance(outcome, Cancelled) or outcome.final
+        outcome = Failed(TaskError(_UNSAYABLE), final=is_final)
+    elif isinstance(outcome, Snoozed):
+        outcome = Interrupted(Snooze.delay)
+    return _change(result.held, outcome, unicode=False)
 
 
 def _text_of(outcome: Outcome, job: Job) -> str | None:
@@ -87,4 +101,4 @@ def _text_of(outcome: Outcome, job: Job) -> str | None:
 
 
 def _bounded(delay: float | None) -> float | None:
-    return None if delay is None else min(delay, _LONGEST_DELAY)
+    return None if delay is None else min(delay, LONGEST)

@@ -14,6 +14,7 @@ from graphile_worker._db.dsn import EMBEDDED, Target, find_dsn, parse_dsn
 from graphile_worker._db.failures import connecting
 from graphile_worker._db.keepalive import keep_alive
 from graphile_worker._db.retryable import retrying
+from graphile_worker._db.servers import Server
 from graphile_worker.errors import ConfigurationError, GraphileWorkerError
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from asyncpg.pool import PoolConnectionProxy
-
-    from graphile_worker.embedded import EmbeddedPostgres
 
     Connection: TypeAlias = asyncpg.Connection | PoolConnectionProxy
 
@@ -56,7 +55,7 @@ def is_open(connection: Connection) -> bool:
 @asynccontextmanager
 async def connect(dsn: str | None) -> AsyncIterator[asyncpg.Connection]:
     """A connection that is closed at the end; an embedded server is kept up for as long."""
-    async with _Server(find_dsn(dsn)) as server_dsn:
+    async with Server(find_dsn(dsn)) as server_dsn:
         target = parse_dsn(server_dsn)
         with connecting(target):
             connection = await retrying(
@@ -224,6 +223,11 @@ class Pool:
         # Whoever stops waiting for it does not stop it.
         await asyncio.shield(self._closing)
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether nothing can be asked on it any more."""
+        return self._closing is not None
+
     def _check_usable(self) -> None:
         if self._closing is not None:
             raise ConfigurationError(
@@ -232,6 +236,12 @@ class Pool:
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
+        # The driver's pool does not look, and would not work again on its own loop either.
+        if self._given is not None and getattr(self._given, "_loop", loop) is not loop:
+            raise ConfigurationError(
+                "The pool given belongs to another event loop. For code on several loops, or without one, "
+                "pass a dsn in place of a pool."
+            )
         if self._loop is not loop:
             raise ConfigurationError(
                 "These connections belong to another event loop. Make a WorkerUtils for each loop; in a task "
@@ -309,7 +319,7 @@ class Pool:
     async def _open(self) -> Target:
         async with self._opening:
             if self._target is None:
-                server = _Server(find_dsn(self._dsn))
+                server = Server(find_dsn(self._dsn))
                 self._target = parse_dsn(await self._resources.enter_async_context(server))
         return self._target
 
@@ -340,47 +350,6 @@ def _share_of(pool: asyncpg.Pool, dedicated: int) -> int:
             f"them for itself, and its tasks need one: give it at least {dedicated + 1}."
         )
     return share
-
-
-class _Server:
-    """The server that a connection string names; an embedded one is kept up for as long.
-
-    Not a generator: when an event loop ends, all of those are closed at once, and this outlives connections.
-    """
-
-    def __init__(self, dsn: str) -> None:
-        self._dsn = dsn
-        self._embedded: EmbeddedPostgres | None = None
-
-    async def __aenter__(self) -> str:
-        if not self._dsn.startswith(EMBEDDED):
-            return self._dsn
-        # Here, because it is for development alone, and not for every platform.
-        from graphile_worker.embedded import EmbeddedPostgres  # noqa: PLC0415
-
-        folder = self._dsn.removeprefix(EMBEDDED)
-        if folder.startswith("//"):
-            raise ConfigurationError(
-                "embedded: takes a folder and no host, for example embedded:/some/folder"
-            )
-        server = EmbeddedPostgres(folder or None)
-        starting = asyncio.ensure_future(asyncio.to_thread(server.start))
-        try:
-            await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            await asyncio.wait([starting])  # a thread cannot be stopped, and would leave us a user for ever
-            server.close()
-            raise
-        self._embedded = server
-        return server.dsn()
-
-    async def __aexit__(self, *_exception: object) -> None:
-        if self._embedded is None:
-            return
-        try:
-            await asyncio.to_thread(self._embedded.close)
-        except RuntimeError:  # the program is ending, and begins no more threads
-            self._embedded.close()
 
 
 async def end(connection: asyncpg.Connection) -> None:

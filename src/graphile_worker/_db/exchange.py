@@ -174,6 +174,8 @@ async def exchange(
     wish: Wish,
     tasks: Mapping[int, str],
     fetch: Fetch | None = None,
+    *,
+    plain: bool = False,
 ) -> Answer:
     """Record results, and claim jobs; with what `prepare` returned it is faster."""
     if fetch is None:
@@ -186,7 +188,7 @@ async def exchange(
         [result.held.locked_at for result in results],
         [result.queue and result.queue.id for result in results] if queued else None,
         [result.queue and result.queue.locked_at for result in results] if queued else None,
-        as_changes(results, unicode=knows_all_characters(connection)),
+        as_changes(results, unicode=knows_all_characters(connection), plain=plain),
         list(tasks),
         wish.wanted,
         wish.run_length,

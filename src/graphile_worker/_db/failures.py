@@ -158,6 +158,11 @@ def trouble_of(error: BaseException) -> Trouble:
             return Trouble.LOST
 
 
+def is_about_data(error: BaseException) -> bool:
+    """Whether a value cannot be what it is to be: then to repeat the statement is of no use."""
+    return isinstance(error, asyncpg.DataError)
+
+
 def server_is_down(error: BaseException, *, is_direct: bool) -> bool:
     """Whether an attempt to connect failed because nobody is there, or lets anybody in yet.
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from graphile_worker.conversion import MisfitError, convert
 from graphile_worker.errors import BatchError, InvalidPayloadError, TaskError
-from graphile_worker.outcome import Fail, describe_error
+from graphile_worker.outcome import Cancel, Fail, describe_error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _MOST_NAMED = 20
 
@@ -33,7 +33,7 @@ class Batch:
             raise InvalidPayloadError(
                 "The payload does not fit: it must be a list, for the task takes batches"
             )
-        self._items = items
+        self._count = len(items)
         self._final = final
         self._errors: dict[int, BaseException] = {}
         self._places: list[int] = []
@@ -55,26 +55,34 @@ class Batch:
             TaskError: It returned another number of results, so nobody knows which are whose.
         """
         if isinstance(results, list | tuple):
-            if len(results) != len(self.good):
+            count = len(self._places)  # the list that it got is its own by now
+            if len(results) != count:
                 discard(results)
                 raise TaskError(
-                    f"It returned {len(results)} results for {len(self.good)} items. A batch task returns "
+                    f"It returned {len(results)} results for {count} items. A batch task returns "
                     "nothing, or one result for each item."
                 )
             errors = await failures(results)
             self._errors |= {self._places[place]: error for place, error in errors.items()}
         if self._errors:
-            raise failed_in_part(self._items, self._errors, is_final=self._is_final)
+            raise failed_in_part(self._count, self._errors, is_final=self._is_final)
 
     def _is_final(self, error: BaseException) -> bool:
         return isinstance(error, Fail) or (self._final and isinstance(error, InvalidPayloadError))
 
 
 async def failures(results: Sequence[Any]) -> dict[int, BaseException]:
-    """Those results that are exceptions, by their places; what is to be awaited is."""
+    """Those results that are failures, by their places; what is to be awaited is.
+
+    An item that is not wanted any more, `Cancel`, is none.
+    """
     if any(map(inspect.isawaitable, results)):
         results = await asyncio.gather(*map(_awaited, results), return_exceptions=True)
-    return {place: result for place, result in enumerate(results) if isinstance(result, BaseException)}
+    return {
+        place: result
+        for place, result in enumerate(results)
+        if isinstance(result, BaseException) and not isinstance(result, Cancel)
+    }
 
 
 def discard(results: Sequence[Any]) -> None:
@@ -85,14 +93,17 @@ def discard(results: Sequence[Any]) -> None:
 
 
 async def _awaited(result: Any) -> Any:
-    return await result if inspect.isawaitable(result) else result
+    try:
+        return await result if inspect.isawaitable(result) else result
+    except (SystemExit, KeyboardInterrupt) as error:  # which would end the event loop
+        return error
 
 
 def failed_in_part(
-    items: Sequence[Any],
+    count: int,
     errors: Mapping[int, BaseException],
     *,
-    is_final: Any = lambda error: isinstance(error, Fail),
+    is_final: Callable[[BaseException], bool] = lambda error: isinstance(error, Fail),
 ) -> BatchError:
     """An error that says which items failed, and of what."""
     places = sorted(errors)
@@ -100,8 +111,8 @@ def failed_in_part(
     if len(places) > _MOST_NAMED:
         named += f"; and {len(places) - _MOST_NAMED} more"
     return BatchError(
-        f"{len(places)} of {len(items)} items failed: {named}",
+        f"{len(places)} of {count} items failed: {named}",
         errors=[errors[place] for place in places],
-        left=[items[place] for place in places],
+        places=places,
         final=all(map(is_final, errors.values())),
     )

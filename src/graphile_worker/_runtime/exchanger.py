@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from graphile_worker._db import exchange as database
 from graphile_worker._db.connect import is_open
-from graphile_worker._db.failures import Trouble, statement_failed, trouble_of
+from graphile_worker._db.failures import Trouble, is_about_data, statement_failed, trouble_of
 from graphile_worker._db.workers import hold_session
 from graphile_worker.errors import GraphileWorkerError
 
@@ -112,9 +112,21 @@ class Exchanger:
 
     async def exchange(self, results: Sequence[Result], wish: Wish) -> Answer:
         """Record results, and claim jobs."""
+        try:
+            return await self._exchange(results, wish, plain=False)
+        except OutageError as outage:
+            if outage.__cause__ is None or not is_about_data(outage.__cause__):
+                raise
+            # Something that a task said of its job. Sent again it would be refused for ever, and all else
+            # with it.
+            self._session.logger.exception("The database refuses to record a result; recording less of it")
+            return await self._exchange(results, wish, plain=True)
+
+    async def _exchange(self, results: Sequence[Result], wish: Wish, *, plain: bool) -> Answer:
         return await self._ask(
             lambda on: database.exchange(
-                on, self._session.schema, self._worker_id, results, wish, self._tasks, self._fetch
+                *(on, self._session.schema, self._worker_id, results, wish, self._tasks, self._fetch),
+                plain=plain,
             )
         )
 

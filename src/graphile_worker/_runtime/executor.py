@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from graphile_worker.outcome import Outcome
 
 COMPLETED = Completed()
+logger = logging.getLogger("graphile_worker")
 
 
 class Executor:
@@ -63,7 +65,6 @@ class Executor:
         """Run the job to its end. Whatever is raised belongs to this job alone."""
         job = held.job
         handler = self._handlers.get(job.task_identifier)
-        failed = _failed if handler is None else handler.failed
         try:
             if handler is None:
                 raise TaskError(f"This worker has no task {job.task_identifier!r}.")  # noqa: TRY301
@@ -82,9 +83,9 @@ class Executor:
         except asyncio.CancelledError as error:
             # Somebody cancelled the job from outside; or it gave up by itself, which is a failure.
             task = asyncio.current_task()
-            return self.interrupted if task and task.cancelling() else failed(job, error)
+            return self.interrupted if task and task.cancelling() else _failed(handler, job, error)
         except BaseException as error:  # noqa: BLE001 - a task that calls sys.exit() must not end the worker
-            return failed(job, unwrapped(error))
+            return _failed(handler, job, unwrapped(error))
         return COMPLETED
 
     async def _call_on_thread(self, function: Callable[..., Any], call: Call) -> Any:
@@ -101,5 +102,10 @@ class Executor:
         return await value if inspect.isawaitable(value) else value
 
 
-def _failed(_job: Job, error: BaseException) -> Outcome:
-    return Failed(error)
+def _failed(handler: Handler | None, job: Job, error: BaseException) -> Outcome:
+    """What the error comes to. It may be of the user's making, and so may be what decides about it."""
+    try:
+        return Failed(error) if handler is None else handler.failed(job, error)
+    except BaseException:
+        logger.exception("What to do about a failure of %r could not be found out", job.task_identifier)
+        return Failed(error)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from graphile_worker.context import Surroundings
-    from graphile_worker.job import Job
+    from graphile_worker.job import Job, JobSpec
     from graphile_worker.outcome import Outcome
 
     Tasks = Mapping[str, Callable[..., Any]]
@@ -36,6 +36,8 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     batch: Batch | None = None
+    items: int | None = None
+    """How many, if the payload of a plain function is a list: it may change that list."""
 
 
 class Handler(Protocol):
@@ -64,22 +66,23 @@ class ByPosition:
 
     def call(self, job: Job, surroundings: Surroundings) -> Call:
         """The payload as it is."""
+        items = len(job.payload) if isinstance(job.payload, list) else None
         if self._takes_context:
-            return Call((job.payload, JobContext(job, surroundings)), {})
-        return Call((job.payload,), {})
+            return Call((job.payload, JobContext(job, surroundings)), {}, None, items)
+        return Call((job.payload,), {}, None, items)
 
-    async def conclude(self, job: Job, call: Call, value: Any) -> None:  # noqa: ARG002
+    async def conclude(self, job: Job, call: Call, value: Any) -> None:
         """A list returned for a list has a result for each item, as with Graphile Worker."""
-        if not (isinstance(job.payload, list) and isinstance(value, list | tuple)):
+        if call.items is None or not isinstance(value, list | tuple):
             return
-        if len(value) != len(job.payload):
+        if len(value) != call.items:
             logger.warning(
                 "Job %d (%s) has %d items and returned %d results, which are ignored: the job is complete",
-                *(job.id, job.task_identifier, len(job.payload), len(value)),
+                *(job.id, job.task_identifier, call.items, len(value)),
             )
             discard(value)
         elif errors := await failures(value):
-            raise failed_in_part(job.payload, errors)
+            raise failed_in_part(call.items, errors)
 
     def failed(self, job: Job, error: BaseException) -> Outcome:  # noqa: ARG002
         """As the task chose, or as Graphile Worker has it."""
@@ -108,8 +111,7 @@ class OfTask:
     def _call_with_batch(self, job: Job, surroundings: Surroundings) -> Call:
         assert isinstance(self._binding, Items)  # noqa: S101 - for the type checker
         batch = Batch(job.payload, self._binding.item, final=self._ends_invalid)
-        args: tuple[Any, ...] = (batch.good,)
-        kwargs: dict[str, Any] = {}
+        args, kwargs = self._binding.passing(batch.good)
         if self._takes_context:
             args, kwargs = self._binding.with_context(args, kwargs, JobContext(job, surroundings))
         return Call(args, kwargs, batch)
@@ -129,8 +131,10 @@ class OfTask:
             delay, at = check_decision(self._policy(Failure(job, error)))
         except ControlFlow as choice:
             # Without a reason of its own it is the error that counts.
-            is_plain = isinstance(choice, Fail) and not choice.reason
-            return failure(error, final=True) if is_plain else chosen(choice)
+            if isinstance(choice, Fail) and not choice.reason:
+                return failure(error, final=True)
+            choice.__cause__ = choice.__cause__ or error
+            return chosen(choice)
         except Exception:
             logger.exception(
                 "The retry policy of %r failed, so its job has the usual delay", job.task_identifier
@@ -145,7 +149,7 @@ def failure(error: BaseException, **when: Any) -> Outcome:
         return chosen(error)
     if isinstance(error, BatchError):
         when["final"] = error.final or when.get("final", False)
-        return Failed(error, payload=error.left, batch_errors=error.errors, **when)
+        return Failed(error, left=error.places, batch_errors=error.errors, **when)
     return Failed(error, **when)
 
 
@@ -174,6 +178,12 @@ def read_handlers(tasks: Tasks, *, on_invalid_payload: str = "retry") -> dict[st
         else:
             handlers[identifier] = _read_function(identifier, function)
     return handlers
+
+
+def read_specs(tasks: Tasks) -> dict[str, Callable[..., JobSpec]]:
+    """For tasks that were declared, what makes their jobs."""
+    found = ((identifier, task_of(function)) for identifier, function in tasks.items())
+    return {identifier: task.spec_for for identifier, task in found if task is not None}
 
 
 def _read_function(identifier: str, function: Callable[..., Any]) -> ByPosition:

@@ -9,7 +9,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from graphile_worker import events as event
-from graphile_worker.outcome import ControlFlow, Retry
+from graphile_worker.durations import shown
+from graphile_worker.errors import BatchError
+from graphile_worker.outcome import ControlFlow, Retry, describe_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -18,7 +20,10 @@ if TYPE_CHECKING:
     from graphile_worker.emitter import Events
     from graphile_worker.logs import ScopedLogger
 
+    _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
+
 _MOST_PER_SECOND = 50
+_MOST_TRACEBACKS = 3
 _PACKAGE = str(Path(__file__).parents[1])
 
 
@@ -86,12 +91,11 @@ class JobLog:
 
     def _failure(self, failed: event.JobFailure) -> None:
         job, error = failed.job, failed.error
-        # What the task chose needs no traceback, but what made it choose has one.
-        shown = error.__cause__ if isinstance(error, ControlFlow) else error
-        traceback = None if shown is None else _without_ours(shown)
-        then = ": no more attempts" if failed.retry_in is None else f"; again in {failed.retry_in:.3g} s"
+        told = _told(error)
+        again = failed.retry_in
+        then = ": no more attempts" if again is None else f"; again in {shown(again)}"
         self._logger.log(
-            logging.WARNING if isinstance(error, Retry) and failed.retry_in is not None else logging.ERROR,
+            logging.WARNING if isinstance(error, Retry) and again is not None else logging.ERROR,
             "Job %d failed (%s, %.2f ms, attempt %d of %d%s)%s",
             job.id,
             job.task_identifier,
@@ -99,17 +103,17 @@ class JobLog:
             job.attempts,
             job.max_attempts,
             then,
-            "" if traceback and shown is error else f": {error}",
-            exc_info=(type(shown), shown, traceback) if shown is not None and traceback else None,
+            "" if told is not None and told[1] is error else f": {describe_error(error)}",
+            exc_info=told,
             extra=_about(failed),
         )
 
     def _snoozed(self, snoozed: event.JobSnoozed) -> None:
         job = snoozed.job
         self._logger.info(
-            "Job %d was snoozed for %g s (%s)%s",
+            "Job %d was snoozed for %s (%s)%s",
             job.id,
-            snoozed.delay,
+            shown(snoozed.delay),
             job.task_identifier,
             f": {snoozed.reason}" if snoozed.reason else "",
             extra=_about(snoozed),
@@ -145,12 +149,19 @@ class JobLog:
         )
 
 
-def _without_ours(error: BaseException) -> TracebackType | None:
-    """Its traceback from the task on; None if it does not come from the task."""
-    traceback = error.__traceback__
+def _told(error: BaseException) -> _ExcInfo | None:
+    """The exception whose traceback tells most, from the task on; None if there is none."""
+    if isinstance(error, BatchError):
+        if not any(one.__traceback__ for one in error.errors):
+            return None
+        group = BaseExceptionGroup("items that failed", error.errors[:_MOST_TRACEBACKS])
+        return type(group), group, None
+    # What the task chose needs no traceback, but what made it choose has one.
+    cause = error.__cause__ if isinstance(error, ControlFlow) else error
+    traceback = None if cause is None else cause.__traceback__
     while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         traceback = traceback.tb_next
-    return traceback
+    return None if cause is None or traceback is None else (type(cause), cause, traceback)
 
 
 def _about(

@@ -15,7 +15,7 @@ from graphile_worker._runtime.clock import Clock
 from graphile_worker._runtime.exchanger import Exchanger
 from graphile_worker._runtime.executor import Executor
 from graphile_worker._runtime.flags import ForbiddenFlags
-from graphile_worker._runtime.handlers import read_handlers
+from graphile_worker._runtime.handlers import read_handlers, read_specs
 from graphile_worker._runtime.health import HealthCheck
 from graphile_worker._runtime.in_hand import InHand
 from graphile_worker._runtime.job_log import JobLog
@@ -65,6 +65,7 @@ class Parts:
         _check_task_leases(options, handlers)
         worker_id = f"python-{secrets.token_hex(_ID_BYTES)}"
         self._options = options
+        self._tasks = tasks
         self.logger = ScopedLogger(
             options.logger or logging.getLogger("graphile_worker"),
             {"label": "worker", "worker_id": worker_id},
@@ -110,6 +111,7 @@ class Parts:
             logger=self.logger,
             now=clock.now,
             warned_apart=options.task_leases,
+            specs=read_specs(self._tasks),
         )
         in_hand = InHand(
             pool=self.pool,

@@ -57,7 +57,14 @@ class Sidecar:
             await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
-        asyncio.run(self._live())  # which cancels at the end what was submitted
+        living = self._live()
+        try:
+            asyncio.run(living)  # which cancels at the end what was submitted
+        except BaseException as error:
+            if self._loop.done():
+                raise
+            living.close()
+            self._loop.set_exception(error)  # it did not even begin
 
     async def _live(self) -> None:
         self._loop.set_result(asyncio.get_running_loop())

@@ -108,21 +108,22 @@ async def _run(
         "health": settings["health"].value,
         "handle_signals": True,
     }
-    if isinstance(what, App):
-        async with what.running(**options) as runner:
-            return await _wait(runner, settings, control)
-    runner = await run(what, **_connection(settings), **options, events=events)
-    return await _wait(runner, settings, control)
-
-
-async def _wait(runner: Runner, settings: Mapping[str, Value], control: Control | None) -> int:
-    if control is not None:
-        _obey(control, runner, settings["shutdown_grace"].value)
     try:
-        await runner.wait()
+        if isinstance(what, App):
+            async with what.running(**options) as runner:
+                await _wait(runner, settings, control)
+        else:
+            runner = await run(what, **_connection(settings), **options, events=events)
+            await _wait(runner, settings, control)
     except SchemaTooNewError:
         return BREAKING_MIGRATION
     return 0
+
+
+async def _wait(runner: Runner, settings: Mapping[str, Value], control: Control | None) -> None:
+    if control is not None:
+        _obey(control, runner, settings["shutdown_grace"].value)
+    await runner.wait()
 
 
 def _obey(control: Control, runner: Runner, grace: float) -> None:

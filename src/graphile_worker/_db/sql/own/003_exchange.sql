@@ -200,7 +200,15 @@ begin
             else greatest(now(), job.run_at)
               + coalesce(change.delay, exp(least(10, job.attempts))) * interval '1 second'
           end,
-          payload = coalesce(change.payload::json, job.payload),
+          -- Of a batch the items that are left, as they are stored.
+          payload = case
+            when change."left" is null or json_typeof(job.payload) <> 'array' then job.payload
+            else coalesce((
+              select json_agg(item.value order by item.place)
+              from json_array_elements(job.payload) with ordinality as item (value, place)
+              where item.place = any (change."left")
+            ), job.payload)
+          end,
           -- The attempt is given back, but not to a job whose key was taken over or removed while it ran: that
           -- one has been brought to its last attempt so that it does not run again.
           attempts = case
@@ -213,7 +221,7 @@ begin
         from json_to_recordset(changes)
           as change (
             id bigint, locked_at timestamptz, action text, error text, delay float8, at timestamptz,
-            final boolean, payload text, attempts smallint, key text
+            final boolean, "left" integer[], attempts smallint, key text
           )
         where job.id = change.id and job.locked_at = change.locked_at and job.id = any (recorded);
       -- Whoever has a free slot can have what was given back.
