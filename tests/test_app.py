@@ -28,12 +28,13 @@ from graphile_worker import (
     task,
 )
 from graphile_worker.options import OnceOptions, RunOptions
-from support.programs import program
+from support.programs import Program, program
 from support.waiting import until
 from support.workers import DEADLINE, Gate, locked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from graphile_worker.testing import Databases
@@ -463,11 +464,18 @@ class TestPrograms:
             **({"DATABASE_URL": dsn} if dsn else {}),
         }
 
+    def run(
+        self, folder: Path, dsn: str | None, *arguments: str, **more: str
+    ) -> AbstractAsyncContextManager[Program]:
+        return program(
+            *(sys.executable, *arguments),
+            folder=folder,
+            environment={**self.environment(dsn), **more},
+            with_errors=True,
+        )
+
     async def test_the_command_runs_an_app(self, db: asyncpg.Connection, database: str, folder: Path) -> None:
-        command = ("-m", "graphile_worker", "run", "shop:app")
-        async with program(
-            sys.executable, *command, folder=folder, environment=self.environment(database), with_errors=True
-        ) as worker:
+        async with self.run(folder, database, "-m", "graphile_worker", "run", "shop:app") as worker:
             await worker.until("Worker connected")
             await db.execute("select graphile_worker.add_job('on_thread', '{\"name\": \"Ann\"}')")
             await worker.until("Hello, Ann")
@@ -484,11 +492,15 @@ class TestPrograms:
         (folder / "shop.py").write_text(text.replace("App()", f"App({own!r}, max_pool_size=3)"))
         flags = ("-c", database) if says == "flag" else ()
         await db.execute("select graphile_worker.add_job('on_thread', '{\"name\": \"Ann\"}')")
-        async with program(
-            *(sys.executable, "-m", "graphile_worker", "run", "shop:app", "--once", *flags),
-            folder=folder,
-            environment=self.environment("postgresql://nobody@localhost:2/nothing"),
-            with_errors=True,
+        async with self.run(
+            folder,
+            "postgresql://nobody@localhost:2/nothing",
+            "-m",
+            "graphile_worker",
+            "run",
+            "shop:app",
+            "--once",
+            *flags,
         ) as worker:
             assert await worker.end() == 0
             assert "Hello, Ann" in worker.text
@@ -500,11 +512,14 @@ class TestPrograms:
             ("--schema-only",): "Schema mine is up to date",
             ("--cleanup", "GC_TASK_IDENTIFIERS"): "Removed 0 jobs, 0 task identifiers and 0 queues",
         }.items():
-            async with program(
-                *(sys.executable, "-m", "graphile_worker", "run", "shop:app", *flags),
-                folder=folder,
-                environment=self.environment("postgresql://nobody@localhost:2/nothing"),
-                with_errors=True,
+            async with self.run(
+                folder,
+                "postgresql://nobody@localhost:2/nothing",
+                "-m",
+                "graphile_worker",
+                "run",
+                "shop:app",
+                *flags,
             ) as worker:
                 assert await worker.end() == 0
                 assert says in worker.text
@@ -519,24 +534,14 @@ class TestPrograms:
             "hello.enqueue_sync('sync')\n"
             "print('done')\n"
         )
-        async with program(
-            *(sys.executable, "script.py"),
-            folder=folder,
-            environment={**self.environment(f"embedded:{short_folder}"), "PYTHONDEVMODE": ""},
-            with_errors=True,
-        ) as script:
+        async with self.run(folder, f"embedded:{short_folder}", "script.py", PYTHONDEVMODE="") as script:
             assert await script.end() == 0
             assert script.text.strip() == "done"
 
     async def test_a_breaking_migration_ends_an_app_with_57_too(
         self, db: asyncpg.Connection, database: str, folder: Path
     ) -> None:
-        async with program(
-            *(sys.executable, "-m", "graphile_worker", "run", "shop:app"),
-            folder=folder,
-            environment=self.environment(database),
-            with_errors=True,
-        ) as worker:
+        async with self.run(folder, database, "-m", "graphile_worker", "run", "shop:app") as worker:
             await worker.until("Worker connected")
             await db.execute("insert into graphile_worker.migrations (id, breaking) values (1000000, true)")
             await db.execute("select pg_notify('worker:migrate', '{\"breaking\": true}')")
@@ -544,11 +549,8 @@ class TestPrograms:
             assert "Traceback" not in worker.text
 
     async def test_what_is_no_app_is_said(self, folder: Path) -> None:
-        async with program(
-            *(sys.executable, "-m", "graphile_worker", "run", "shop:asyncio"),
-            folder=folder,
-            environment=self.environment("postgresql://localhost/x"),
-            with_errors=True,
+        async with self.run(
+            folder, "postgresql://localhost/x", "-m", "graphile_worker", "run", "shop:asyncio"
         ) as worker:
             assert await worker.end() == 1
             assert "shop:asyncio must be an App, or a mapping of task identifiers" in worker.text
@@ -566,12 +568,7 @@ class TestPrograms:
             "@task\nasync def welcome(name: str): await send.enqueue(to=name)\n"
         )
         await db.execute("select graphile_worker.add_job('welcome', '{\"name\": \"Ann\"}')")
-        async with program(
-            *(sys.executable, "-m", "graphile_worker", "--once"),
-            folder=tmp_path,
-            environment=self.environment(database),
-            with_errors=True,
-        ) as worker:
+        async with self.run(tmp_path, database, "-m", "graphile_worker", "--once") as worker:
             assert await worker.end() == 0
             assert "to Ann" in worker.text
             assert "(mail/send," in worker.text
