@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import msgspec
 
 from graphile_worker.context import JobContext
-from graphile_worker.conversion import MisfitError, convert, why_not_json
+from graphile_worker.conversion import MisfitError, convert, converter, why_not_json
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.payload import RESERVED_KEYS, decode_payload, encode_payload, without_reserved
 
@@ -76,11 +76,12 @@ class Binding:
         return args, kwargs
 
     def with_context(self, args: tuple[Any, ...], kwargs: dict[str, Any], context: JobContext) -> Arguments:
-        """The arguments, with the context where the function has it."""
+        """The arguments, which were just made, with the context where the function has it."""
         if self._context_keyword is not None:
-            return args, {**kwargs, self._context_keyword: context}
+            kwargs[self._context_keyword] = context
+            return args, kwargs
         place = self._parameters.place
-        return (*args[:place], context, *args[place:]), kwargs
+        return (*args[:place], context, *args[place:]) if place else (context, *args), kwargs
 
     def payload(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Arguments]:
         """The payload for a call, as JSON's own values, and the arguments that the worker makes of it.
@@ -142,6 +143,7 @@ class ByKeys(Binding):
             forbid_unknown_fields=True,
             gc=False,
         )
+        self._convert = converter(self._struct)
         self._fields = frozenset(self._struct.__struct_fields__)
         context = parameters.context
         self._reserved = RESERVED_KEYS | ({context.name} if context is not None else set())
@@ -153,7 +155,7 @@ class ByKeys(Binding):
             for key in self._reserved & rest.keys():
                 raise MisfitError("there is no such key", key)
             payload = {key: value for key, value in payload.items() if key in self._fields}
-        values = msgspec.structs.astuple(convert(payload, self._struct))
+        values = msgspec.structs.astuple(self._convert(payload))
         if not self._keywords and rest is None:
             return values, {}
         kwargs = dict(zip(self._keywords, values[self._by_position :], strict=True))
@@ -174,8 +176,12 @@ class ByKeys(Binding):
 class Whole(Binding):
     """One parameter takes the payload as it is."""
 
+    def __init__(self, function: Callable[..., Any], parameters: Parameters) -> None:
+        super().__init__(function, parameters)
+        self._convert = converter(parameters.fields[0].kind)
+
     def _read(self, payload: Any) -> Arguments:
-        return self.passing(convert(payload, self._parameters.fields[0].kind))
+        return self.passing(self._convert(payload))
 
     def passing(self, value: Any) -> Arguments:
         """The value as the function takes it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import typing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,7 +18,7 @@ from msgspec import inspect as types
 from graphile_worker.errors import GraphileWorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>[^`]*)`)?$", re.DOTALL)
 _ABOUT_A_KEY = re.compile(r"Object (?:(?P<missing>missing required)|contains unknown) field `(?P<key>.*)`")
@@ -87,31 +88,6 @@ def _foreign_rule(kind: Any) -> str | None:
     return next(filter(None, map(_foreign_rule, typing.get_args(kind))), None)
 
 
-def convert(value: Any, kind: Any, *, at: str = "") -> Any:
-    """JSON's value as one of that type; raises `MisfitError`, whose path begins where the value is."""
-    try:
-        return msgspec.convert(value, kind, dec_hook=_from_json, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise misfit(error, at) from None
-    except RecursionError:
-        raise MisfitError("it is nested too deeply", at) from None
-    except Exception as error:  # of the type's own making, as from __post_init__
-        raise MisfitError(f"{type(error).__name__}: {error}", at) from error
-
-
-def misfit(error: msgspec.ValidationError, at: str) -> MisfitError:
-    """What msgspec says, with the place in front."""
-    match = _PLACE.match(str(error))
-    assert match is not None  # noqa: S101 - it matches everything
-    deeper = error.__cause__.path if isinstance(error.__cause__, _ModelError) else ""
-    what, key = match["what"], ""
-    if about := _ABOUT_A_KEY.fullmatch(what):
-        key, what = about["key"], "it is missing" if about["missing"] else "there is no such key"
-    steps = (at, (match["path"] or "").lstrip("."), deeper, key)
-    path = ".".join(step for step in steps if step).replace(".[", "[")
-    return MisfitError(what, f"{path} (a key)".lstrip() if match["key"] else path)
-
-
 def is_model(kind: object) -> bool:
     """Whether it is a model of pydantic's. Nobody has one who has not imported pydantic."""
     pydantic = sys.modules.get("pydantic")
@@ -138,6 +114,42 @@ def _from_json(kind: Any, value: Any) -> Any:
         first = error.errors()[0]
         path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
         raise _ModelError(first["msg"], path.lstrip(".")) from None
+
+
+_WITH_HELP: dict[str, Any] = {"dec_hook": _from_json, "str_keys": True}
+
+
+def converter(kind: Any) -> Callable[[Any], Any]:
+    """What `convert` does, for a type that is used again and again."""
+    needs_help = (types.CustomType, types.DictType)  # which costs more than all the rest
+    if any(isinstance(part, needs_help) for part in _parts(types.type_info(kind), set())):
+        return partial(convert, kind=kind)
+    return partial(convert, kind=kind, how={})
+
+
+def convert(value: Any, kind: Any, *, at: str = "", how: Mapping[str, Any] = _WITH_HELP) -> Any:
+    """JSON's value as one of that type; raises `MisfitError`, whose path begins where the value is."""
+    try:
+        return msgspec.convert(value, kind, **how)
+    except msgspec.ValidationError as error:
+        raise misfit(error, at) from None
+    except RecursionError:
+        raise MisfitError("it is nested too deeply", at) from None
+    except Exception as error:  # of the type's own making, as from __post_init__
+        raise MisfitError(f"{type(error).__name__}: {error}", at) from error
+
+
+def misfit(error: msgspec.ValidationError, at: str) -> MisfitError:
+    """What msgspec says, with the place in front."""
+    match = _PLACE.match(str(error))
+    assert match is not None  # noqa: S101 - it matches everything
+    deeper = error.__cause__.path if isinstance(error.__cause__, _ModelError) else ""
+    what, key = match["what"], ""
+    if about := _ABOUT_A_KEY.fullmatch(what):
+        key, what = about["key"], "it is missing" if about["missing"] else "there is no such key"
+    steps = (at, (match["path"] or "").lstrip("."), deeper, key)
+    path = ".".join(step for step in steps if step).replace(".[", "[")
+    return MisfitError(what, f"{path} (a key)".lstrip() if match["key"] else path)
 
 
 def _parts(found: types.Type, seen: set[int]) -> Iterator[types.Type]:
