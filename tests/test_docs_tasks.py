@@ -79,7 +79,7 @@ class TestThePageOnTasks:
         yield page
         if "connection" in page.names:
             await page.names["connection"].close()
-        for name in page.names.keys() & {"app", "late"}:
+        for name in page.names.keys() & {"app", "late", "shared"}:
             await page.names[name].close()
             await asyncio.to_thread(page.names[name].close_sync)
 
@@ -97,6 +97,9 @@ class TestThePageOnTasks:
         assert await shop.after_a_run() == []
         assert capsys.readouterr().out == "audited: a click\naudited: a key\n"
         await self.check_what_two_apps_include(names["audit"], database)
+
+        await page.run()
+        assert capsys.readouterr().out == "Good morning, Ann\n"
 
         names = await page.run()
         welcome, goodbye = (names[name] for name in ("send_welcome", "send_goodbye"))
@@ -155,7 +158,7 @@ class TestThePageOnTasks:
             await shop.app.add_job("ship", {**good, "unknown": 1})
 
     async def test_its_examples_of_adding_jobs(self, page: Page, db: asyncpg.Connection) -> None:
-        names = await page.run(7)
+        names = await page.run(8)
         shop = Shop(names["app"])
         await shop.left()
 
@@ -200,7 +203,7 @@ class TestThePageOnTasks:
     async def test_its_examples_of_outcomes_and_policies(
         self, page: Page, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        names = await page.run(13)
+        names = await page.run(14)
         shop = Shop(names["app"])
         await shop.left()
 

@@ -24,7 +24,16 @@ from typing import Any, ClassVar
 from graphile_worker import App, Job, JobContext, JobSpec, task
 from graphile_worker.retry import Exponential
 
+@dataclass
+class State:
+    greeting: str
+
 app = App()
+
+@app.task
+async def stateful(ctx: JobContext[State], name: str) -> None:
+    greeting: str = ctx.state.greeting
+    ctx.state.missing  # wrong
 
 @app.task
 async def plain(name: str, n: int = 3) -> int:
@@ -73,6 +82,7 @@ async def good(ctx: JobContext) -> None:
     text: str = whole({"a": 1}, ctx)
     job = await batch.enqueue([1, 2])
     job = await last.enqueue("Ann", 1)
+    job = await stateful.enqueue("Ann")
     job = await nothing.enqueue()
     job = await loose.enqueue({"any": "thing"})
     jobs: list[Job] = await app.add_jobs([spec, SendEmail("Ann")])
@@ -98,6 +108,7 @@ async def bad(ctx: JobContext) -> None:
     await batch.enqueue(["a"])  # wrong
     await nothing.enqueue(1)  # wrong
     await last.enqueue("Ann", "1")  # wrong
+    await stateful.enqueue(3)  # wrong
     app.task(retry=object())  # wrong
     SendEmail(3)  # wrong
     app.task(queue="x")  # wrong

@@ -7,6 +7,7 @@ import inspect
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, Unpack
 
@@ -30,6 +31,7 @@ from graphile_worker.tasks import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
 
     import asyncpg
 
@@ -61,6 +63,9 @@ class App:
         use_local_time: Take "now" from this machine's clock and not from the database's.
         on_invalid_payload: What becomes of a job whose payload does not fit: ``"retry"``, as after any
             failure, for a newer deploy may understand it, or ``"fail"``.
+        lifespan: Called with the app, makes an async context manager that each worker enters before its first
+            job and leaves after its last; what it gives is at ``ctx.state``. Often an
+            ``@asynccontextmanager``.
         events: An emitter to which listeners were added already.
         logger: Where to log; by default the logger ``graphile_worker``.
 
@@ -93,13 +98,18 @@ class App:
         prepared_statements: bool = True,
         use_local_time: bool = False,
         on_invalid_payload: OnInvalidPayload = "retry",
+        lifespan: Callable[[App], AbstractAsyncContextManager[Any]] | None = None,
         events: Events | None = None,
         logger: AnyLogger | None = None,
     ) -> None:
         given = locals()
         self._clients = Clients({name: given[name] for name in DEFAULTS})
         self.events = Events() if events is None else events
-        self._of_workers: dict[str, Any] = {"on_invalid_payload": on_invalid_payload, "events": self.events}
+        self._of_workers: dict[str, Any] = {
+            "on_invalid_payload": on_invalid_payload,
+            "lifespan": None if lifespan is None else partial(lifespan, self),
+            "events": self.events,
+        }
         self._tasks: dict[str, AnyTask] = {}
         self._blocking = Blocking()
         self.task = TaskDecorator(self._declare)

@@ -318,8 +318,9 @@ def _check_field(parameter: inspect.Parameter, kind: Any, about: str) -> None:
 
 
 def _is_context(parameter: inspect.Parameter, kind: Any) -> bool:
-    if kind is JobContext or JobContext in typing.get_args(kind):
-        return True
+    for part in (kind, *typing.get_args(kind)):  # it may be optional
+        if part is JobContext or typing.get_origin(part) is JobContext:
+            return True
     # Without an annotation it is known by its usual name.
     return parameter.name == "ctx" and parameter.annotation is parameter.empty
 
@@ -335,7 +336,8 @@ def _annotation(function: Callable[..., Any], parameter: inspect.Parameter, abou
         return typing.get_type_hints(holder, names, _locals_of_caller(), include_extras=True)[parameter.name]
     except (NameError, AttributeError, TypeError, SyntaxError) as error:
         # Linters move imports that only annotations need to where only type checkers see them.
-        if isinstance(written, str) and written.rpartition(".")[2] == JobContext.__name__:
+        name = written.partition("[")[0].rpartition(".")[2] if isinstance(written, str) else ""
+        if name == JobContext.__name__:
             return JobContext
         raise ConfigurationError(
             f"{about} has a parameter {parameter.name!r} whose annotation {written!r} cannot be read: "

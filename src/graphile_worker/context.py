@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 from graphile_worker.errors import TaskError
 
@@ -21,6 +21,15 @@ if TYPE_CHECKING:
     from graphile_worker.job import Job, JobSpec
     from graphile_worker.logs import ScopedLogger
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # which type checkers bring along
+
+    # Not Any: with that mypy could not tell the decorator's overloads apart.
+    S = TypeVar("S", default=object)
+else:
+    from typing import TypeVar
+
+    S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -64,6 +73,7 @@ class Surroundings:
         specs: Mapping[str, Callable[..., JobSpec]] | None = None,
     ) -> None:
         self._specs = specs or {}
+        self.state: Any = None
         self.worker_id = worker_id
         self.utils = utils
         self.logger = logger
@@ -101,8 +111,8 @@ class Surroundings:
         }
 
 
-class JobContext:
-    """The second argument of a task.
+class JobContext(Generic[S]):
+    """What a task knows and can do beside its payload. ``JobContext[State]`` says what `state` is.
 
     Attributes:
         job: The job that runs.
@@ -118,7 +128,7 @@ class JobContext:
         ...     await ctx.add_job("farewell", payload)
     """
 
-    __slots__ = ("_surroundings", "add_job", "add_jobs", "job", "stopping")
+    __slots__ = ("__weakref__", "_surroundings", "add_job", "add_jobs", "job", "stopping")
 
     def __init__(self, job: Job, surroundings: Surroundings) -> None:
         self.job = job
@@ -129,6 +139,11 @@ class JobContext:
 
     def __repr__(self) -> str:
         return f"JobContext(job={self.job.id}, task={self.job.task_identifier!r})"
+
+    @property
+    def state(self) -> S:
+        """What the application's lifespan has opened for its tasks; None if it has none."""
+        return self._surroundings.state  # type: ignore[no-any-return]
 
     @property
     def logger(self) -> ScopedLogger:

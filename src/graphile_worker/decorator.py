@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
 T = TypeVar("T")
 T2 = TypeVar("T2")
 T3 = TypeVar("T3")
@@ -75,21 +76,21 @@ class TaskDecorator:
 
     @overload
     def __call__(  # type: ignore[overload-overlap]
-        self, function: Callable[Concatenate[JobContext, P], R], /
-    ) -> Task[Concatenate[JobContext, P], P, R]: ...
+        self, function: Callable[Concatenate[JobContext[S], P], R], /
+    ) -> Task[Concatenate[JobContext[S], P], P, R]: ...
 
     @overload
-    def __call__(self, function: Callable[[T, JobContext], R], /) -> Task[[T, JobContext], [T], R]: ...
-
-    @overload
-    def __call__(
-        self, function: Callable[[T, T2, JobContext], R], /
-    ) -> Task[[T, T2, JobContext], [T, T2], R]: ...
+    def __call__(self, function: Callable[[T, JobContext[S]], R], /) -> Task[[T, JobContext[S]], [T], R]: ...
 
     @overload
     def __call__(
-        self, function: Callable[[T, T2, T3, JobContext], R], /
-    ) -> Task[[T, T2, T3, JobContext], [T, T2, T3], R]: ...
+        self, function: Callable[[T, T2, JobContext[S]], R], /
+    ) -> Task[[T, T2, JobContext[S]], [T, T2], R]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[[T, T2, T3, JobContext[S]], R], /
+    ) -> Task[[T, T2, T3, JobContext[S]], [T, T2, T3], R]: ...
 
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, P, R]: ...

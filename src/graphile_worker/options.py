@@ -14,6 +14,7 @@ from graphile_worker.liveness import Lease
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
+    from contextlib import AbstractAsyncContextManager
     from typing import TypeAlias
 
     import asyncpg
@@ -116,6 +117,7 @@ class WorkerOptions:
     on_recovery: OnRecovery | None = None
     exit_if_stuck: bool = False
     on_invalid_payload: str = "retry"
+    lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None
     health: str | int | None = None
     handle_signals: bool = True
     migrate: bool = True
@@ -171,6 +173,10 @@ class WorkerOptions:
         if self.on_invalid_payload not in {"retry", "fail"}:
             raise ConfigurationError(
                 f"on_invalid_payload is {self.on_invalid_payload!r}; it must be 'retry' or 'fail'."
+            )
+        if self.lifespan is not None and not callable(self.lifespan):
+            raise ConfigurationError(
+                f"lifespan is {self.lifespan!r}; it must be a function that makes an async context manager."
             )
         if self.on_recovery is not None and not callable(self.on_recovery):
             raise ConfigurationError(f"on_recovery is {self.on_recovery!r}, which is no function.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphile_worker._runtime.lifecycle import Drained, Runner
 from graphile_worker.errors import ConfigurationError, ShutdownError
@@ -14,7 +14,8 @@ from graphile_worker.options import WorkerOptions
 __all__ = ["Drained", "Runner", "run", "run_once"]
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
     from os import PathLike
 
     import asyncpg
@@ -58,6 +59,7 @@ async def run(
     on_recovery: OnRecovery | None = None,
     exit_if_stuck: bool = False,
     on_invalid_payload: OnInvalidPayload = "retry",
+    lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
     health: str | int | None = None,
     handle_signals: bool = True,
     migrate: bool = True,
@@ -106,6 +108,8 @@ async def run(
         on_invalid_payload: What becomes of a job whose payload does not fit the parameters of a task that was
             made with ``@task``: ``"retry"``, as after any failure, for a newer deploy may understand it, or
             ``"fail"``.
+        lifespan: Makes an async context manager that is entered before the first job and left after the last;
+            what it gives is at ``ctx.state``.
         health: Where to answer ``/live`` and ``/ready`` over HTTP: a port, or ``"host:port"``.
         handle_signals: Stop at SIGINT, SIGTERM, SIGHUP and SIGUSR2; afterwards the signal takes its usual
             course.
@@ -165,6 +169,7 @@ async def run_once(
     on_recovery: OnRecovery | None = None,
     exit_if_stuck: bool = False,
     on_invalid_payload: OnInvalidPayload = "retry",
+    lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
     handle_signals: bool = True,
     migrate: bool = True,
     prepared_statements: bool = True,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from graphile_worker import events as event
 from graphile_worker._db.migrate import check_revisions
+from graphile_worker._runtime.lifespan import Lifespan
 from graphile_worker._runtime.parts import Parts
 from graphile_worker._runtime.signals import SignalSubscriber
 from graphile_worker._runtime.worker import GIVE_UP_AFTER
@@ -59,6 +60,7 @@ class Runner:
         self.id, self.events, self.logger = parts.pool.id, options.events, parts.logger
         self.utils = parts.utils
         self.add_job = self.utils.add_job
+        self._lifespan = Lifespan(options.lifespan, self.logger)
         self._signals = SignalSubscriber(self._on_signal)
         self._interrupt = asyncio.Event()
         self._signalled = False
@@ -97,6 +99,7 @@ class Runner:
         self._worker.announce()
         if self._options.migrate:
             await self.utils.migrate()
+        self._parts.surroundings.state = await self._lifespan.open()
         await self._parts.connect()
         self._watching = asyncio.create_task(self._watch(), name="graphile-worker runner")
         if self._options.handle_signals:
@@ -211,6 +214,7 @@ class Runner:
         for task in (self._watching, self._checking):
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
+        await self._lifespan.close()
         await self._parts.close()
         self.events.emit(event.PoolRelease(worker_pool=self._pool))
         if not self._ended.done():

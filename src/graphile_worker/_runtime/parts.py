@@ -105,7 +105,7 @@ class Parts:
 
     def _make_worker(self, handlers: Mapping[str, Handler]) -> Worker:
         options, clock = self._options, Clock(local=self._options.use_local_time)
-        surroundings = Surroundings(
+        self.surroundings = surroundings = Surroundings(
             worker_id=self.pool.id,
             utils=self.utils,
             logger=self.logger,

@@ -1,0 +1,141 @@
+"""What an application opens for its tasks, and closes after them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from graphile_worker import App, ConfigurationError, JobContext, run, run_once
+from support.workers import Gate
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from graphile_worker.testing import Databases
+
+
+@pytest.fixture(scope="session")
+def databases(default_databases: Databases) -> Databases:
+    return default_databases
+
+
+@dataclass
+class State:
+    said: list[str] = field(default_factory=list)
+
+
+async def test_tasks_have_what_it_gives_from_their_first_to_their_last(database: str) -> None:
+    state = State()
+    tasks: list[Any] = []
+
+    @asynccontextmanager
+    async def lifespan(app: App) -> AsyncIterator[State]:
+        tasks.append(asyncio.current_task())
+        state.said.append(f"opened for {list(app.tasks)}")
+        yield state
+        tasks.append(asyncio.current_task())
+        state.said.append("closed")
+
+    app = App(database, lifespan=lifespan)
+
+    @app.task
+    async def hello(ctx: JobContext[State], name: str) -> None:
+        ctx.state.said.append(name)
+
+    @app.task
+    def on_thread(ctx: JobContext[State]) -> None:
+        ctx.state.said.append("thread")
+
+    async with app:
+        await hello.enqueue("Ann")
+        await on_thread.enqueue()
+        await app.run_once()
+        async with app.running():
+            state.said.append("running")
+    opened = "opened for ['hello', 'on_thread']"
+    assert state.said == [opened, "Ann", "thread", "closed", opened, "running", "closed"]
+    assert tasks[0] is tasks[1] is not None, "entered and left in one task, as some insist"
+
+
+async def test_it_is_closed_after_the_jobs_that_are_interrupted(database: str) -> None:
+    gate, said = Gate(), []
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        yield
+        said.append(list(gate.cancelled))
+
+    runner = await run({"task": gate}, database, lifespan=lifespan, handle_signals=False)
+    await runner.add_job("task", 1)
+    await gate.until_begun()
+    await runner.stop(grace=0)
+    assert said == [[1]]
+
+
+async def test_a_worker_whose_lifespan_fails_does_not_begin(database: str) -> None:
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        raise OSError("no model")
+        yield
+
+    with pytest.raises(OSError, match="no model"):
+        await run({"task": print}, database, lifespan=lifespan, handle_signals=False)
+    with pytest.raises(ConfigurationError, match="a function that makes an async context manager"):
+        await run({"task": print}, database, lifespan=3)  # type: ignore[arg-type]
+
+
+async def test_one_that_cannot_be_closed_is_logged_and_nothing_is_lost(
+    database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[int]:
+        yield 3
+        raise OSError("stuck")
+
+    found: list[int] = []
+
+    async def task(_payload: object, ctx: JobContext[int]) -> None:
+        found.append(ctx.state)
+
+    runner = await run({"task": task}, database, lifespan=lifespan, handle_signals=False)
+    await runner.add_job("task")
+    await runner.stop()
+    assert found in ([], [3])
+    assert "The lifespan could not be closed: OSError('stuck')" in caplog.text
+
+
+async def test_without_one_there_is_no_state(database: str) -> None:
+    found: list[Any] = []
+
+    async def task(_payload: object, ctx: JobContext) -> None:
+        found.append(ctx.state)
+
+    runner = await run({"task": task}, database, handle_signals=False)
+    await runner.add_job("task")
+    await runner.stop()
+    await run_once({"task": task}, database, handle_signals=False)
+    assert found == [None]
+
+
+async def test_a_start_that_is_cancelled_closes_it(database: str) -> None:
+    opening, closed = asyncio.Event(), []
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        try:
+            opening.set()
+            await asyncio.Event().wait()
+            yield
+        finally:
+            closed.append(True)
+
+    starting = asyncio.create_task(run({"task": print}, database, lifespan=lifespan, handle_signals=False))
+    await opening.wait()
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert closed == [True]
