@@ -142,6 +142,22 @@ class TestExitCodes:
             assert await running.end() == -number
         assert "Traceback" not in running.text
 
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    async def test_a_thread_that_does_not_end_does_not_keep_the_process(
+        self, db: asyncpg.Connection, database: str, folder: Path, number: signal.Signals
+    ) -> None:
+        """Others take its jobs, so it must not go on with them."""
+        (folder / "tasks/stubborn.py").write_text(
+            "import time\ndef stubborn(payload):\n    print('begun', flush=True)\n    time.sleep(600)\n"
+        )
+        async with worker(folder, database, "--shutdown-grace", "10ms") as running:
+            await running.until("Worker connected")
+            await add(db, "stubborn")
+            await running.until("begun")
+            running.send(number)
+            await running.until("The worker stopped before the outcome of 1 of its jobs was recorded")
+            assert await running.end() in {-number, 1}
+
     async def test_a_breaking_migration_ends_it_with_57(
         self, db: asyncpg.Connection, database: str, folder: Path
     ) -> None:

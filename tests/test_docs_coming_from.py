@@ -19,7 +19,7 @@ from graphile_worker import App, JobContext, WorkerUtils, run_once
 from graphile_worker import retry as policies
 from graphile_worker.cli.command import root
 from graphile_worker.retry import read_policy
-from graphile_worker.tasks import JobOptions, TaskOptions
+from graphile_worker.task_options import JobOptions, TaskOptions
 from graphile_worker.testing import Databases
 from support import node
 from support.jobs import add

@@ -20,7 +20,7 @@ import pytest
 import graphile_worker
 from graphile_worker import App, InvalidJobError, JobState, run_once
 from graphile_worker.retry import Failure, read_policy
-from graphile_worker.tasks import TaskOptions
+from graphile_worker.task_options import TaskOptions
 from support.pages import Page
 from support.postgres import ROOT
 from support.tutorial import Reader

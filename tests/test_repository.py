@@ -72,6 +72,7 @@ def test_the_public_names_are_these() -> None:
         *(
             "TaskError",
             "TaskStats",
+            "TaskTimeoutError",
             "WorkerInfo",
             "WorkerUtils",
             "quick_add_job",

@@ -424,7 +424,7 @@ class TestClasses:
             def run(self, name: str) -> None: ...
 
         for kind, why in [
-            (Plain, "JSON cannot carry Plain"),
+            (Plain, r"is neither a dataclass.* stands below @app.task"),
             (Nameless, "has no identifier"),
             (Still, r"has no method run\(self, ctx\)"),
             (Greedy, r"something else than \(self, ctx\)"),

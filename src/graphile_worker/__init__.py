@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         SchemaTooOldError,
         ShutdownError,
         TaskError,
+        TaskTimeoutError,
     )
     from graphile_worker.job import Job, JobKeyMode, JobSpec, JobState
     from graphile_worker.liveness import Health, Recovered, Recovery, WorkerInfo
@@ -74,6 +75,7 @@ __all__ = [
     "Task",
     "TaskError",
     "TaskStats",
+    "TaskTimeoutError",
     "WorkerInfo",
     "WorkerUtils",
     "quick_add_job",
@@ -92,6 +94,7 @@ _HOMES = {
             "CleanupTask",
             "Stats",
             "TaskStats",
+            "TaskTimeoutError",
         ),
         "app": ("App",),
         "client": (
@@ -118,6 +121,7 @@ _HOMES = {
             "SchemaTooOldError",
             "ShutdownError",
             "TaskError",
+            "TaskTimeoutError",
         ),
         "job": (
             "Job",

@@ -19,15 +19,14 @@ from graphile_worker.errors import ConfigurationError, InvalidJobError
 from graphile_worker.job import Job, JobSpec
 from graphile_worker.options import OnceOptions, RunOptions
 from graphile_worker.runner import run, run_once, wait_until_ended
-from graphile_worker.tasks import (
-    HandlerClass,
+from graphile_worker.task_options import (
     JobOptions,
     OnInvalidPayload,
-    Task,
     check_job_options,
-    task_of,
     unknown_option,
+    with_timeout,
 )
+from graphile_worker.tasks import HandlerClass, Task, task_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -259,7 +258,7 @@ class App:
         if isinstance(job, str):
             known = self._tasks.get(job)
             if known is None:
-                return JobSpec(job, payload, **options)
+                return JobSpec(job, payload, **with_timeout(options))
             return known.spec_for({} if payload is None else payload, options)
         handler = next((task for task in self._tasks.values() if task.handler_class is type(job)), None)
         if handler is None:

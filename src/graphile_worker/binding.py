@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import msgspec
 
 from graphile_worker.context import JobContext
-from graphile_worker.conversion import MisfitError, convert, converter, why_not_json
+from graphile_worker.conversion import MisfitError, convert, converter, is_known, why_not_json
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.payload import RESERVED_KEYS, decode_payload, encode_payload, without_reserved
 
@@ -115,6 +115,10 @@ class Binding:
         if not isinstance(payload, typing.Mapping):
             raise MisfitError("it must be a mapping of the function's parameters", "")
         return (), dict(payload)
+
+    def takes(self, name: str) -> bool:
+        """Whether an argument may be called that."""
+        return self._parameters.extra is not None or name in self._signature.parameters
 
     @property
     def names(self) -> list[str]:
@@ -241,6 +245,11 @@ def read_function(function: Callable[..., Any], identifier: str, *, batch: bool)
 def read_class(kind: type[Any], identifier: str) -> Binding:
     """The same for a class whose instances are payloads: its method ``run`` is called."""
     about = f"The task {identifier!r}, which is the class {kind.__qualname__},"
+    if why_not_json(kind) is not None and not is_known(kind):
+        raise ConfigurationError(
+            f"{about} is neither a dataclass, nor a Struct of msgspec's, nor a model of pydantic's. Make it "
+            "one; @dataclass stands below @app.task."
+        )
     run = inspect.getattr_static(kind, "run", None)
     if not inspect.isfunction(run):
         raise ConfigurationError(f"{about} has no method run(self, ctx).")

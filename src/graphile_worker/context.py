@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import threading
 from typing import TYPE_CHECKING, Any, Generic
+from weakref import WeakKeyDictionary
 
 from graphile_worker.errors import TaskError
 
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     import asyncpg
 
     from graphile_worker._db.connect import Connection
+    from graphile_worker._runtime.deadline import Deadline
     from graphile_worker.client import WorkerUtils
+    from graphile_worker.durations import Duration
     from graphile_worker.job import Job, JobSpec
     from graphile_worker.logs import ScopedLogger
 
@@ -73,6 +76,7 @@ class Surroundings:
         specs: Mapping[str, Callable[..., JobSpec]] | None = None,
     ) -> None:
         self._specs = specs or {}
+        self._own: WeakKeyDictionary[Stopping, str] = WeakKeyDictionary()
         self.state: Any = None
         self.worker_id = worker_id
         self.utils = utils
@@ -102,6 +106,15 @@ class Surroundings:
         for task, stopping in [(None, self._stopping), *self._apart.items()]:
             if concerned(task):
                 stopping.set()
+        for stopping, name in list(self._own.items()):
+            if concerned(name if name in self._apart else None):
+                stopping.set()
+
+    def warn_alone(self, task: str, stopping: Stopping) -> None:
+        """A job of that task has something of its own to be warned by."""
+        self._own[stopping] = task
+        if self.stopping(task):
+            stopping.set()
 
     def calm(self) -> None:
         """Jobs that begin from now on need not stop."""
@@ -116,7 +129,8 @@ class JobContext(Generic[S]):
 
     Attributes:
         job: The job that runs.
-        stopping: True once the worker is stopping, or has to give up the job; also to be awaited.
+        stopping: True once the worker is stopping, or has to give up the job, or the job's timeout is over;
+            also to be awaited.
         add_job: Add a job, as `WorkerUtils.add_job` does. If this worker has the task, and it was made with
             ``@task``, its payload is checked, and what it says of its jobs holds.
         add_jobs: Add many jobs, as `WorkerUtils.add_jobs` does.
@@ -128,12 +142,13 @@ class JobContext(Generic[S]):
         ...     await ctx.add_job("farewell", payload)
     """
 
-    __slots__ = ("__weakref__", "_surroundings", "add_job", "add_jobs", "job", "stopping")
+    __slots__ = ("__weakref__", "_deadline", "_surroundings", "add_job", "add_jobs", "job", "stopping")
 
-    def __init__(self, job: Job, surroundings: Surroundings) -> None:
+    def __init__(self, job: Job, surroundings: Surroundings, deadline: Deadline | None = None) -> None:
         self.job = job
         self._surroundings = surroundings
-        self.stopping = surroundings.stopping(job.task_identifier)
+        self._deadline = deadline
+        self.stopping = surroundings.stopping(job.task_identifier) if deadline is None else deadline.stopping
         self.add_job = surroundings.add_job
         self.add_jobs = surroundings.utils.add_jobs
 
@@ -144,6 +159,16 @@ class JobContext(Generic[S]):
     def state(self) -> S:
         """What the application's lifespan has opened for its tasks; None if it has none."""
         return self._surroundings.state  # type: ignore[no-any-return]
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When the job's timeout is over, by this machine's clock; None if it has none."""
+        return None if self._deadline is None else self._deadline.at
+
+    def extend_deadline(self, duration: Duration) -> None:
+        """Give the job so much time from now on, whatever it had. Without a timeout it does nothing."""
+        if self._deadline is not None:
+            self._deadline.extend(duration)
 
     @property
     def logger(self) -> ScopedLogger:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import typing
+from dataclasses import is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +87,13 @@ def _foreign_rule(kind: Any) -> str | None:
         if type(rule).__module__.partition(".")[0] in {"pydantic", "annotated_types"}:
             return type(rule).__name__
     return next(filter(None, map(_foreign_rule, typing.get_args(kind))), None)
+
+
+def is_known(kind: Any) -> bool:
+    """Whether it is a type whose parts can be looked at: a dataclass, a struct or a model."""
+    return (
+        is_dataclass(kind) or is_model(kind) or (isinstance(kind, type) and issubclass(kind, msgspec.Struct))
+    )
 
 
 def is_model(kind: object) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
 from graphile_worker.errors import ConfigurationError
-from graphile_worker.tasks import HandlerClass, Task, TaskOptions, unknown_option
+from graphile_worker.task_options import TaskOptions, unknown_option
+from graphile_worker.tasks import HandlerClass, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +43,8 @@ class TaskDecorator:
         flags: Labels of its jobs.
         retry: When to try again: a policy of `graphile_worker.retry`, a timedelta, a list of delays, a
             mapping of exceptions to any of these, or a function of a `Failure`.
+        timeout: How long a job may run: seconds, a timedelta, or a function of the job that returns one. An
+            ``async def`` is cancelled then; a thread is told, by ``ctx.stopping``, and abandoned.
         batch: Whether the function takes a list, of which each item succeeds or fails by itself.
         on_invalid_payload: Whether a payload that does not fit fails this attempt (``"retry"``, for a newer
             deploy may understand it) or the job (``"fail"``).
@@ -102,6 +105,8 @@ class TaskDecorator:
         """Declare a task, or say more about tasks to be declared."""
         for name in options.keys() - TaskOptions.__annotations__.keys():
             hint = unknown_option(name, TaskOptions.__annotations__)
+            if name in {"name", "identifier"}:
+                hint = 'Its name comes first, without a keyword: task("mail/send").'
             raise ConfigurationError(f"A task takes no {name!r}. {hint}")
         known: TaskOptions = {**self._options, **options}
         if what is None or isinstance(what, str):

@@ -7,6 +7,7 @@
     │   └── MissingExtraError      a feature needs a package that is not installed
     ├── TaskError                  a task cannot be run
     │   ├── InvalidPayloadError    its payload does not fit
+    │   ├── TaskTimeoutError       it took longer than it may
     │   └── BatchError             some items of a batch failed
     ├── ShutdownError              a worker stopped before everything was recorded
     ├── DatabaseError              the database cannot be reached, or cannot be used as it is
@@ -55,6 +56,10 @@ class InvalidPayloadError(TaskError):
     def __init__(self, message: str, *, path: str = "") -> None:
         super().__init__(message)
         self.path = path
+
+
+class TaskTimeoutError(TaskError):
+    """A job took longer than its task's timeout."""
 
 
 class BatchError(TaskError):

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 MOST_IDENTIFIER = MOST_QUEUE_NAME = 128
 MOST_JOB_KEY = 512
 SMALLINT = range(-(2**15), 2**15)
+TIMEOUT_FLAG = "timeout:"
+"""A job whose timeout is not its task's has a flag that begins like this, followed by seconds."""
 _LONGEST_DELAY = timedelta(days=365_000)
 """A thousand years: from now it stays within the years that a datetime has."""
 

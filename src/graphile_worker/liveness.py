@@ -145,6 +145,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: str
     running: int
     """How many jobs run."""
+    abandoned: int = 0
+    """How many threads go on though the timeouts of their jobs are over."""
     concurrency: int
     last_exchange: float | None
     """Seconds since the database last answered the worker."""

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _NOT_IN_A_NAME = re.compile(r"\W")
+_OURS = str(Path(__file__).parent)
 logger = logging.getLogger("graphile_worker")
 
 
@@ -64,7 +65,7 @@ def load_tasks(path: str | os.PathLike[str]) -> Functions:
     else:
         raise ConfigurationError(
             f"There are no tasks: {where} does not exist. Make that folder, with a file for each task, or "
-            "name another."
+            "name another; or name an app: graphile-worker run module:app."
         )
     if not found:
         raise ConfigurationError(
@@ -294,7 +295,11 @@ class _Finder(MetaPathFinder):
 def _place(error: BaseException, file: Path) -> str:
     """Where in the file it went wrong."""
     frames = traceback.extract_tb(error.__traceback__)
-    places = [(frame.filename, frame.lineno) for frame in frames if not frame.filename.startswith("<frozen ")]
+    places = [
+        (frame.filename, frame.lineno)
+        for frame in frames
+        if not frame.filename.startswith(("<frozen ", _OURS))  # where the user's file called us is the place
+    ]
     if isinstance(error, SyntaxError) and error.filename:
         places.append((error.filename, error.lineno))
     own = [line for name, line in places if name == str(file)]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from graphile_worker.liveness import OnRecovery
     from graphile_worker.logs import AnyLogger
     from graphile_worker.options import FlagsOption
-    from graphile_worker.tasks import OnInvalidPayload
+    from graphile_worker.task_options import OnInvalidPayload
 
 
 async def run(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import difflib
 import functools
 import inspect
 import logging
@@ -14,11 +13,8 @@ from typing import (
     Any,
     ClassVar,
     Generic,
-    Literal,
     ParamSpec,
     Protocol,
-    TypeAlias,
-    TypedDict,
     TypeVar,
     Unpack,
 )
@@ -32,14 +28,18 @@ from graphile_worker.job import Job, JobSpec
 from graphile_worker.job_keys import read_job_key
 from graphile_worker.payload import RESERVED_KEYS, without_reserved
 from graphile_worker.retry import read_policy
+from graphile_worker.task_options import (
+    JobOptions,
+    TaskOptions,
+    check_job_options,
+    read_timeout,
+    with_timeout,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
-    from datetime import datetime, timedelta
 
     from graphile_worker._db.connect import Connection
-    from graphile_worker.job import JobKeyMode
-    from graphile_worker.retry import RetryOption
 
 P = ParamSpec("P")
 """What the function takes."""
@@ -47,42 +47,8 @@ Q = ParamSpec("Q")
 """The same without a context: what a job is added with."""
 R = TypeVar("R")
 T = TypeVar("T")
-OnInvalidPayload: TypeAlias = Literal["retry", "fail"]
-_ELSEWHERE = {
-    **dict.fromkeys(("queue",), "queue_name"),
-    **dict.fromkeys(("countdown", "delay", "eta", "at", "schedule_at", "scheduled_at"), "run_at"),
-    **dict.fromkeys(("key", "lock", "queueing_lock", "unique_key"), "job_key"),
-    **dict.fromkeys(("retries", "max_retries"), "max_attempts"),
-}
-"""What the same thing is called in other job queues."""
 _IN_A_CRONTAB = re.compile(r"[_a-zA-Z][_a-zA-Z0-9:/-]*")
 logger = logging.getLogger("graphile_worker")
-
-
-class JobOptions(TypedDict, total=False):
-    """What can be said about a job beside its payload: see `WorkerUtils.add_job`."""
-
-    queue_name: str | None
-    run_at: datetime | timedelta | None
-    max_attempts: int | None
-    job_key: str | None
-    job_key_mode: JobKeyMode | str | None
-    priority: int | None
-    flags: Iterable[str] | None
-
-
-class TaskOptions(TypedDict, total=False):
-    """What can be said about a task: see `TaskDecorator`."""
-
-    queue_name: str | None
-    max_attempts: int | None
-    job_key: str | Callable[..., str | None] | None
-    job_key_mode: JobKeyMode | str | None
-    priority: int | None
-    flags: Iterable[str] | None
-    retry: RetryOption
-    batch: bool
-    on_invalid_payload: OnInvalidPayload | None
 
 
 class Queue(Protocol):
@@ -121,7 +87,7 @@ class Enqueuer(Generic[Q]):
         Args:
             connection: A connection of the caller's: the job is added in its transaction.
             options: queue_name, run_at, max_attempts, job_key, job_key_mode, priority, flags: those of
-                `WorkerUtils.add_job`.
+                `WorkerUtils.add_job`; and `timeout`, in place of the task's.
         """
         check_job_options("using", options)
         new: Enqueuer[Q] = Enqueuer()
@@ -197,6 +163,7 @@ class Task(Enqueuer[Q], Generic[P, Q, R]):
         function: The function.
         options: What its jobs have unless they say otherwise.
         retry: When it is tried again after a failure; None: as Graphile Worker has it.
+        timeout: How long a job may run, in seconds, or a function of the job.
         batch: Whether it takes a list, of which each item succeeds or fails by itself.
         on_invalid_payload: What becomes of a job whose payload does not fit; None: what the app says.
 
@@ -231,9 +198,10 @@ class Task(Enqueuer[Q], Generic[P, Q, R]):
         self.function: Callable[P, R] = function
         self.handler_class: type[Any] | None = function if isinstance(function, type) else None
         self.retry = read_policy(options.get("retry"))
+        self.timeout = read_timeout(options.get("timeout"))
         self.batch = bool(options.get("batch"))
         self.on_invalid_payload = options.get("on_invalid_payload")
-        given: Any = {name: options.get(name) for name in JobOptions.__annotations__}
+        given: Any = {name: options.get(name) for name in JobOptions.__annotations__ if name != "timeout"}
         chosen: Any = {name: value for name, value in given.items() if value is not None}
         self.options: JobOptions = chosen
         _check_identifier(self)
@@ -300,12 +268,19 @@ class Task(Enqueuer[Q], Generic[P, Q, R]):
 
     def make_spec(self, args: tuple[Any, ...], kwargs: dict[str, Any], given: JobOptions) -> JobSpec:
         """The job for a call with these arguments."""
+        for name in JobOptions.__annotations__.keys() & kwargs.keys():
+            if not self.binding.takes(name):
+                raise InvalidJobError(
+                    f"The task {self.identifier!r} has no parameter {name!r}. What is about the job is said "
+                    f"by using: {self.identifier}.using({name}=...).enqueue(...).",
+                    argument=name,
+                )
         with _refusing(self.identifier):
             payload, (args, kwargs) = self.binding.payload(args, kwargs)
         options: dict[str, Any] = {**self.options, **given}
         if self._job_key is not None and "job_key" not in given:
             options["job_key"] = self._job_key(*args, **kwargs)
-        return JobSpec(self.identifier, payload, **options)
+        return JobSpec(self.identifier, payload, **with_timeout(options))
 
     def _read(self) -> Binding:
         if self.on_invalid_payload not in {None, "retry", "fail"}:
@@ -324,21 +299,6 @@ def task_of(thing: object) -> Task[Any, Any, Any] | None:
     if isinstance(thing, type):
         thing = vars(thing).get("__graphile_worker_task__")
     return thing if isinstance(thing, Task) else None
-
-
-def check_job_options(function: str, given: Iterable[str]) -> None:
-    """Refuse what no job has."""
-    for name in given:
-        if name not in JobOptions.__annotations__:
-            hint = unknown_option(name, JobOptions.__annotations__)
-            raise InvalidJobError(f"{function} takes no {name!r}. {hint}", argument=name)
-
-
-def unknown_option(name: str, known: Iterable[str]) -> str:
-    """What was meant, perhaps, or else what there is."""
-    known = list(known)
-    near = _ELSEWHERE.get(name) or next(iter(difflib.get_close_matches(name, known, n=1)), None)
-    return f"Did you mean {near}?" if near in known else f"It takes {', '.join(known)}."
 
 
 class _refusing:  # noqa: N801 - used like a function
@@ -389,7 +349,7 @@ def _check_identifier(new: Task[Any, Any, Any]) -> None:
     try:
         checked = JobSpec(new.identifier, **options)  # it checks the defaults too
     except InvalidJobError as error:
-        raise ConfigurationError(f"{inspect.unwrap(new)!r} cannot be that task: {error}") from None
+        raise ConfigurationError(f"The task {new.identifier!r} cannot be: {error}") from None
     if checked.flags is not None:
         new.options["flags"] = checked.flags  # what was given may be readable only once
     if not _IN_A_CRONTAB.fullmatch(new.identifier):

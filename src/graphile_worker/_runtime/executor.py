@@ -9,6 +9,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from graphile_worker._runtime.deadline import Deadline
 from graphile_worker._runtime.threads import Threads
 from graphile_worker.errors import TaskError
 from graphile_worker.outcome import Completed, Failed, Interrupted, unwrapped
@@ -43,6 +44,9 @@ class Executor:
         self._surroundings = surroundings
         self.interrupted = Interrupted(interrupted_delay)
         self._threads = Threads()
+        self._closed = False
+        self.abandoned = 0
+        """How many threads go on though the timeouts of their jobs are over."""
         self._context = copy_context()
 
     def context(self) -> Context:
@@ -59,6 +63,7 @@ class Executor:
 
     def close(self) -> None:
         """Nothing more will run."""
+        self._closed = True
         self._threads.close()
 
     async def execute(self, held: Held) -> Outcome:
@@ -70,14 +75,17 @@ class Executor:
                 raise TaskError(f"This worker has no task {job.task_identifier!r}.")  # noqa: TRY301
             if held.unreadable is not None:
                 raise TaskError(f"The payload cannot be read: {held.unreadable}.") from held.unreadable  # noqa: TRY301
-            call = handler.call(job, self._surroundings)
+            deadline = self._deadline(handler, job)
+            call = handler.call(job, self._surroundings, deadline)
             value = None
             if call.batch is not None and not call.batch.good:
                 pass  # none of its items can be run
-            elif handler.is_async:
+            elif not handler.is_async:
+                value = await self._call_on_thread(handler.function, call, job, deadline)
+            elif deadline is None:
                 value = await handler.function(*call.args, **call.kwargs)
             else:
-                value = await self._call_on_thread(handler.function, call)
+                value = await deadline.watch(handler.function(*call.args, **call.kwargs))
             if value is not None or call.batch is not None:
                 await handler.conclude(job, call, value)
         except asyncio.CancelledError as error:
@@ -88,18 +96,49 @@ class Executor:
             return _failed(handler, job, unwrapped(error))
         return COMPLETED
 
-    async def _call_on_thread(self, function: Callable[..., Any], call: Call) -> Any:
+    def _deadline(self, handler: Handler, job: Job) -> Deadline | None:
+        timeout = handler.timeout(job)
+        if timeout is None:
+            return None
+        deadline = Deadline(timeout)
+        self._surroundings.warn_alone(job.task_identifier, deadline.stopping)
+        return deadline
+
+    async def _call_on_thread(
+        self, function: Callable[..., Any], call: Call, job: Job, deadline: Deadline | None
+    ) -> Any:
         future = self._threads.run(copy_context(), partial(function, *call.args, **call.kwargs))
         while not future.done():
             try:
-                await asyncio.wait([future])
+                if deadline is None:
+                    await asyncio.wait([future])
+                elif not await deadline.watch_thread(future):
+                    self._abandon(job, future)
+                    raise deadline.over()
             except asyncio.CancelledError:
+                if self._closed:
+                    raise  # the worker was given up, and the process is to end, with the thread in it
                 # A thread cannot be stopped. Until it ends the job is ours, and its queue.
                 continue
         value, error = future.result()
         if error is not None:
             raise error
         return await value if inspect.isawaitable(value) else value
+
+    def _abandon(self, job: Job, future: asyncio.Future[Any]) -> None:
+        """Go on without the thread: it goes on too, and nobody waits for it any more."""
+        self.abandoned += 1
+        logger.warning(
+            "Job %d (%s) is over its timeout, and its thread does not end: going on without it. Threads like "
+            "that: %d",
+            *(job.id, job.task_identifier, self.abandoned),
+        )
+
+        def ended(_future: asyncio.Future[Any]) -> None:
+            self.abandoned -= 1
+            logger.info("The thread of job %d (%s) has ended after all", job.id, job.task_identifier)
+
+        future.add_done_callback(ended)
 
 
 def _failed(handler: Handler | None, job: Job, error: BaseException) -> Outcome:

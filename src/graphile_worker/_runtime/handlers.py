@@ -11,8 +11,9 @@ from graphile_worker._runtime.batch import Batch, discard, failed_in_part, failu
 from graphile_worker.binding import Items
 from graphile_worker.context import JobContext
 from graphile_worker.conversion import MisfitError
+from graphile_worker.durations import seconds
 from graphile_worker.errors import BatchError, ConfigurationError, InvalidPayloadError
-from graphile_worker.job import MOST_IDENTIFIER, check_text
+from graphile_worker.job import MOST_IDENTIFIER, TIMEOUT_FLAG, check_text
 from graphile_worker.outcome import ControlFlow, Fail, Failed, chosen
 from graphile_worker.retry import Failure, check_decision
 from graphile_worker.tasks import Task, task_of
@@ -20,6 +21,7 @@ from graphile_worker.tasks import Task, task_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from graphile_worker._runtime.deadline import Deadline
     from graphile_worker.context import Surroundings
     from graphile_worker.job import Job, JobSpec
     from graphile_worker.outcome import Outcome
@@ -46,7 +48,10 @@ class Handler(Protocol):
     function: Callable[..., Any]
     is_async: bool
 
-    def call(self, job: Job, surroundings: Surroundings) -> Call:
+    def timeout(self, job: Job) -> float | None:
+        """How many seconds the job may run."""
+
+    def call(self, job: Job, surroundings: Surroundings, deadline: Deadline | None = None) -> Call:
         """What to call the function with; raises `InvalidPayloadError`."""
 
     async def conclude(self, job: Job, call: Call, value: Any) -> None:
@@ -64,11 +69,15 @@ class ByPosition:
         self.is_async = is_async(function)
         self._takes_context = takes_context
 
-    def call(self, job: Job, surroundings: Surroundings) -> Call:
+    def timeout(self, job: Job) -> float | None:
+        """Only if the job itself says so."""
+        return _timeout_of(job) if job.flags else None
+
+    def call(self, job: Job, surroundings: Surroundings, deadline: Deadline | None = None) -> Call:
         """The payload as it is."""
         items = len(job.payload) if isinstance(job.payload, list) else None
         if self._takes_context:
-            return Call((job.payload, JobContext(job, surroundings)), {}, None, items)
+            return Call((job.payload, JobContext(job, surroundings, deadline)), {}, None, items)
         return Call((job.payload,), {}, None, items)
 
     async def conclude(self, job: Job, call: Call, value: Any) -> None:
@@ -95,25 +104,36 @@ class OfTask:
     def __init__(self, task: Task[Any, Any, Any], *, on_invalid_payload: str) -> None:
         self._binding = task.binding
         self._policy = task.retry
+        self._timeout = task.timeout
         self._ends_invalid = (task.on_invalid_payload or on_invalid_payload) == "fail"
         self.function = task.binding.function
         self.is_async = is_async(self.function)
         self.call = self._call_with_batch if isinstance(task.binding, Items) else self._call
         self._takes_context = task.binding.takes_context
 
-    def _call(self, job: Job, surroundings: Surroundings) -> Call:
-        context = JobContext(job, surroundings) if self._takes_context else None
+    def timeout(self, job: Job) -> float | None:
+        """As the job says, or its task."""
+        own = _timeout_of(job) if job.flags else None
+        if own is not None or self._timeout is None:
+            return own
+        timeout = self._timeout(job) if callable(self._timeout) else self._timeout
+        return None if timeout is None else seconds("timeout", timeout, "more than 0")
+
+    def _call(self, job: Job, surroundings: Surroundings, deadline: Deadline | None = None) -> Call:
+        context = JobContext(job, surroundings, deadline) if self._takes_context else None
         try:
             return Call(*self._binding.arguments(job.payload, context))
         except MisfitError as error:
             raise InvalidPayloadError(f"The payload does not fit: {error}", path=error.path) from None
 
-    def _call_with_batch(self, job: Job, surroundings: Surroundings) -> Call:
+    def _call_with_batch(
+        self, job: Job, surroundings: Surroundings, deadline: Deadline | None = None
+    ) -> Call:
         assert isinstance(self._binding, Items)  # noqa: S101 - for the type checker
         batch = Batch(job.payload, self._binding.item, final=self._ends_invalid)
         args, kwargs = self._binding.passing(batch.good)
         if self._takes_context:
-            args, kwargs = self._binding.with_context(args, kwargs, JobContext(job, surroundings))
+            args, kwargs = self._binding.with_context(args, kwargs, JobContext(job, surroundings, deadline))
         return Call(args, kwargs, batch)
 
     async def conclude(self, job: Job, call: Call, value: Any) -> None:  # noqa: ARG002
@@ -141,6 +161,17 @@ class OfTask:
             )
             return failure(error)
         return failure(error, delay=delay, at=at)
+
+
+def _timeout_of(job: Job) -> float | None:
+    """What the job itself says."""
+    for flag in job.flags:
+        if flag.startswith(TIMEOUT_FLAG):
+            try:
+                return seconds("timeout", float(flag.removeprefix(TIMEOUT_FLAG)), "more than 0")
+            except (ValueError, ConfigurationError):  # somebody else's flag
+                return None
+    return None
 
 
 def failure(error: BaseException, **when: Any) -> Outcome:

@@ -93,6 +93,7 @@ class HealthCheck:
             reason=reason,
             worker_id=self._pool.id,
             running=len(self._worker.running),
+            abandoned=self._worker.abandoned,
             concurrency=self._pool.concurrency,
             last_exchange=None if answered is None else round(now - answered, 3),
             last_heartbeat=None if confirmed is None else round(now - confirmed, 3),

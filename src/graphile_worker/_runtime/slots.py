@@ -61,6 +61,11 @@ class Slots:
         return tuple(self._running)
 
     @property
+    def abandoned(self) -> int:
+        """How many threads go on though their jobs are over."""
+        return self._executor.abandoned
+
+    @property
     def any(self) -> event.Worker:
         """One of them, to have a name for what all do together."""
         return self._free[-1] if self._free else next(iter(self._running.values())).slot

@@ -72,8 +72,7 @@ class Worker(Service):
         self._weather = Weather(logger)
         self._house_kept = monotonic()
         flags.answered = self.look
-        self._claims_unknown = self._nothing_left = False
-        self._declared_dead = self._mourned = False
+        self._claims_unknown = self._nothing_left = self._declared_dead = self._mourned = False
         self._stopping = self._interrupted = self._saving = self._given_up = False
         self.idle = asyncio.Event()
         """Set when the worker was told to stop, or to end when nothing is left, and nothing is in hand."""
@@ -168,6 +167,11 @@ class Worker(Service):
     def running(self) -> Sequence[Held]:
         """Jobs that run now."""
         return self._slots.running
+
+    @property
+    def abandoned(self) -> int:
+        """How many threads go on though the timeouts of their jobs are over."""
+        return self._slots.abandoned
 
     @property
     def stuck(self) -> Sequence[Held]:

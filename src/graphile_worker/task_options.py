@@ -1,0 +1,90 @@
+"""What can be said of a task and of its jobs, by name."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
+
+from graphile_worker.durations import Duration, seconds
+from graphile_worker.errors import InvalidJobError
+from graphile_worker.job import TIMEOUT_FLAG, Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from datetime import datetime, timedelta
+
+    from graphile_worker.job import JobKeyMode
+    from graphile_worker.retry import RetryOption
+
+OnInvalidPayload: TypeAlias = Literal["retry", "fail"]
+TimeoutOption: TypeAlias = "Duration | Callable[[Job], Duration | None] | None"
+_ELSEWHERE = {
+    **dict.fromkeys(("queue",), "queue_name"),
+    **dict.fromkeys(("countdown", "delay", "eta", "at", "schedule_at", "scheduled_at"), "run_at"),
+    **dict.fromkeys(("key", "lock", "queueing_lock", "unique_key"), "job_key"),
+    **dict.fromkeys(("retries", "max_retries"), "max_attempts"),
+}
+"""What the same thing is called in other job queues."""
+
+
+class JobOptions(TypedDict, total=False):
+    """What can be said about a job beside its payload: see `WorkerUtils.add_job`."""
+
+    queue_name: str | None
+    run_at: datetime | timedelta | None
+    max_attempts: int | None
+    job_key: str | None
+    job_key_mode: JobKeyMode | str | None
+    priority: int | None
+    flags: Iterable[str] | None
+    timeout: Duration | None
+
+
+class TaskOptions(TypedDict, total=False):
+    """What can be said about a task: see `TaskDecorator`."""
+
+    queue_name: str | None
+    max_attempts: int | None
+    job_key: str | Callable[..., str | None] | None
+    job_key_mode: JobKeyMode | str | None
+    priority: int | None
+    flags: Iterable[str] | None
+    retry: RetryOption
+    timeout: TimeoutOption
+    batch: bool
+    on_invalid_payload: OnInvalidPayload | None
+
+
+def with_timeout(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with the timeout where jobs have it: among the flags, for there is no other place."""
+    known = dict(options)
+    timeout = known.pop("timeout", None)
+    if timeout is not None:
+        known["flags"] = {
+            *(known.get("flags") or ()),
+            f"{TIMEOUT_FLAG}{seconds('timeout', timeout, 'more than 0'):g}",
+        }
+    return known
+
+
+def read_timeout(given: object) -> float | Callable[[Job], Duration | None] | None:
+    """What was given as `timeout`: seconds, or a function of the job."""
+    if given is None or (callable(given) and not inspect.iscoroutinefunction(given)):
+        return given
+    return seconds("timeout", given, "more than 0")
+
+
+def check_job_options(function: str, given: Iterable[str]) -> None:
+    """Refuse what no job has."""
+    for name in given:
+        if name not in JobOptions.__annotations__:
+            hint = unknown_option(name, JobOptions.__annotations__)
+            raise InvalidJobError(f"{function} takes no {name!r}. {hint}", argument=name)
+
+
+def unknown_option(name: str, known: Iterable[str]) -> str:
+    """What was meant, perhaps, or else what there is."""
+    known = list(known)
+    near = _ELSEWHERE.get(name) or next(iter(difflib.get_close_matches(name, known, n=1)), None)
+    return f"Did you mean {near}?" if near in known else f"It takes {', '.join(known)}."

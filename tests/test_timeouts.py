@@ -1,0 +1,261 @@
+"""How long jobs may run, and what becomes of those that take longer."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from graphile_worker import (
+    App,
+    ConfigurationError,
+    Drained,
+    InvalidJobError,
+    Job,
+    JobContext,
+    TaskTimeoutError,
+    WorkerUtils,
+    run_once,
+    task,
+)
+from graphile_worker._runtime import deadline
+from support.waiting import until
+from support.workers import Heard, running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from graphile_worker.testing import Databases
+
+once = functools.partial(run_once, handle_signals=False)
+
+
+@pytest.fixture(scope="session")
+def databases(default_databases: Databases) -> Databases:
+    return default_databases
+
+
+async def result(
+    database: str, function: Callable[..., Any], heard: Heard | None = None, **options: Any
+) -> Job | None:
+    """The job after its first run, if it is still there."""
+    async with WorkerUtils(database) as utils:
+        job = await utils.add_job("task", **options)
+        await once({"task": function}, database, events=heard.events if heard else None)
+        return await utils.get_job(id=job.id)
+
+
+class TestOnTheEventLoop:
+    async def test_it_is_cancelled_and_fails_with_what_it_was(self, database: str) -> None:
+        cancelled: list[str] = []
+
+        @task(timeout=0.05)
+        async def function() -> None:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.append("cancelled")
+                raise
+
+        heard = Heard()
+        job = await result(database, function, heard)
+        assert job is not None
+        assert (job.attempts, job.last_error) == (1, "It took longer than its timeout of 0.05 s")
+        assert cancelled == ["cancelled"]
+        assert isinstance(heard.named("job:error")[0].error, TaskTimeoutError)
+        assert heard.counts["job:interrupted"] == 0
+
+    async def test_its_policy_decides_what_then(self, database: str) -> None:
+        @task(timeout=timedelta(seconds=0.05), retry={TaskTimeoutError: [600]})
+        async def function() -> None:
+            await asyncio.Event().wait()
+
+        job = await result(database, function)
+        assert job is not None
+        assert 600 <= (job.run_at - job.updated_at).total_seconds() < 605
+
+    async def test_one_that_is_done_in_time_is_done(self, database: str) -> None:
+        @task(timeout=60)
+        async def function(ctx: JobContext) -> None:
+            assert ctx.deadline is not None
+            assert timedelta(seconds=50) < ctx.deadline - datetime.now(UTC) < timedelta(seconds=61)
+            assert not ctx.stopping
+
+        assert await result(database, function) is None
+
+    async def test_a_timeout_of_its_own_is_another_matter(self, database: str) -> None:
+        @task(timeout=60)
+        async def function() -> None:
+            async with asyncio.timeout(0.01):
+                await asyncio.Event().wait()
+
+        heard = Heard()
+        job = await result(database, function, heard)
+        assert job is not None
+        assert job.last_error == "TimeoutError"
+        assert not isinstance(heard.named("job:error")[0].error, TaskTimeoutError)
+
+    async def test_it_may_ask_for_more(self, database: str) -> None:
+        @task(timeout=0.05)
+        async def function(ctx: JobContext) -> None:
+            before = ctx.deadline
+            ctx.extend_deadline(timedelta(minutes=1))
+            assert before is not None
+            assert ctx.deadline is not None
+            assert ctx.deadline > before + timedelta(seconds=50)
+            await asyncio.sleep(0.1)
+
+        assert await result(database, function) is None
+
+    async def test_a_worker_that_stops_interrupts_it_as_any_other(self, database: str) -> None:
+        begun = asyncio.Event()
+
+        @task(timeout=60)
+        async def function() -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        async with running({"task": function}, database) as runner:
+            job = await runner.add_job("task")
+            await begun.wait()
+            await runner.stop(grace=0)
+        async with WorkerUtils(database) as utils:
+            found = await utils.get_job(id=job.id)
+        assert found is not None
+        assert (found.attempts, found.last_error) == (0, None)
+
+
+class TestOnAThread:
+    async def test_it_is_told_and_may_end(self, database: str) -> None:
+        @task(timeout=0.05)
+        def function(ctx: JobContext) -> None:
+            assert ctx.stopping.wait(20)
+            raise ValueError("gave up")
+
+        job = await result(database, function)
+        assert job is not None
+        assert job.last_error == "gave up"
+
+    async def test_otherwise_it_is_abandoned_and_its_slot_is_free(
+        self, database: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(deadline, "_LAST_CHANCE", 0.05)
+        caplog.set_level("INFO", "graphile_worker")
+        release = threading.Event()
+
+        @task(timeout=0.05, max_attempts=1)
+        def stubborn() -> None:
+            release.wait()
+
+        ran = asyncio.Event()
+
+        async def other(_payload: object) -> None:
+            ran.set()
+
+        heard = Heard()
+        async with running({"stubborn": stubborn, "other": other}, database, heard=heard) as runner:
+            await runner.add_job("stubborn")
+            await heard.until("job:error")
+            await runner.add_job("other")
+            await ran.wait()
+            assert runner.health().abandoned == 1
+            assert "its thread does not end: going on without it. Threads like that: 1" in caplog.text
+            release.set()
+            await until(lambda: _is(lambda: runner.health().abandoned == 0), "the thread ends")
+        assert "has ended after all" in caplog.text
+        assert isinstance(heard.named("job:error")[0].error, TaskTimeoutError)
+
+    async def test_it_may_ask_for_more(self, database: str) -> None:
+        @task(timeout=0.05)
+        def function(ctx: JobContext) -> None:
+            ctx.extend_deadline(60)
+            assert not ctx.stopping.wait(0.2)
+
+        assert await result(database, function) is None
+
+    async def test_a_worker_that_stops_tells_it_too(self, database: str) -> None:
+        begun = threading.Event()
+        told: list[bool] = []
+
+        @task(timeout=60)
+        def function(ctx: JobContext) -> None:
+            begun.set()
+            told.append(ctx.stopping.wait(20))
+
+        async with running({"task": function}, database) as runner:
+            await runner.add_job("task")
+            await asyncio.to_thread(begun.wait)
+            await runner.stop()
+        assert told == [True]
+
+
+class TestSaying:
+    async def test_a_job_may_have_one_of_its_own(self, database: str) -> None:
+        app = App(database)
+        found: list[Any] = []
+
+        @app.task(timeout=60, flags=["slow"])
+        async def hello(ctx: JobContext) -> None:
+            assert ctx.deadline is not None
+            found.append(round((ctx.deadline - datetime.now(UTC)).total_seconds()))
+
+        async with app:
+            job = await hello.using(timeout=timedelta(minutes=5)).enqueue()
+            assert job.flags == frozenset({"slow", "timeout:300"})
+            await hello.enqueue()
+            assert await app.run_once() == Drained(2, 0)
+            with pytest.raises(ConfigurationError, match="timeout is 0; it must be seconds"):
+                hello.using(timeout=0).spec()
+            assert (await app.add_job("other", timeout=3)).flags == frozenset({"timeout:3"})
+        assert found == [300, 60]
+
+    async def test_it_may_depend_on_the_job(self, database: str) -> None:
+        @task(timeout=lambda job: 0.05 if job.payload["n"] else None)
+        async def function(n: int, ctx: JobContext) -> None:
+            if n:
+                await asyncio.Event().wait()
+            assert ctx.deadline is None
+            ctx.extend_deadline(3)
+
+        assert await result(database, function, payload={"n": 0}) is None
+        job = await result(database, function, payload={"n": 1})
+        assert job is not None
+        assert "timeout of 0.05 s" in (job.last_error or "")
+
+    async def test_one_that_fails_fails_the_job(self, database: str) -> None:
+        @task(timeout=lambda _job: -1)
+        async def function() -> None: ...
+
+        job = await result(database, function)
+        assert job is not None
+        assert "timeout is -1" in (job.last_error or "")
+
+    async def test_a_flag_that_only_looks_like_one_is_none(self, database: str) -> None:
+        async def function(_payload: object, ctx: JobContext) -> None:
+            assert ctx.deadline is None
+
+        assert await result(database, function, flags=["timeout:soon"]) is None
+
+    def test_what_cannot_be_one(self) -> None:
+        async def coroutine(_job: Job) -> float:
+            return 1
+
+        for wrong in (0, -1, "x", True, coroutine):
+            with pytest.raises(ConfigurationError, match="timeout is"):
+                task(timeout=wrong)(coroutine)  # type: ignore[arg-type]
+
+
+def test_what_is_about_the_job_is_no_argument() -> None:
+    @task
+    async def hello(name: str) -> None: ...
+
+    with pytest.raises(InvalidJobError, match=r"using: hello.using\(run_at=...\).enqueue"):
+        hello.spec("Ann", run_at=3)  # type: ignore[call-arg]
+
+
+async def _is(condition: Callable[[], bool]) -> bool:
+    return condition()
