@@ -171,7 +171,7 @@ class TestExamplesForThoseFromCelery:
         app: App = names["app"]
         async with app:
             [ann, bob] = await app.utils.list_jobs(task="send_email")
-            assert (ann.payload, ann.max_attempts) == ({"to": "ann@example.com"}, 5)
+            assert (ann.payload, ann.max_attempts) == ({"to": "ann@example.com"}, 6)
             assert (bob.priority, bob.run_at - bob.created_at) == (3, timedelta(hours=1))
             await app.run_once()
             [ann] = await app.utils.list_jobs(task="send_email", state="scheduled", limit=1)

@@ -254,6 +254,12 @@ class TestThePageOnTasks:
             assert names["after_the_night"](Failure(settling, OSError())) == expected_delay
 
         names = await page.run()
+        [job] = await shop.left()
+        assert job.flags == frozenset({"timeout:300"})
+        await names["render"].enqueue(pages=2)
+        assert await shop.after_a_run() == []
+
+        names = await page.run()
         assert names["job"].payload == ["ape", "b33", "cat"]
         await shop.app.utils.reschedule_jobs([names["job"].id], run_at=timedelta(0))
         [batch] = await shop.after_a_run()
