@@ -222,6 +222,7 @@ MISTAKES = [
     (["--jbos", "3"], 2, "Did you mean '--jobs'?"),
     (["-j", "0"], 2, "it must be an integer from 1 to 100,000."),
     (["--poll-interval", "soon"], 2, "it must be milliseconds, or a number with a unit"),
+    (["shop.jobs:app"], 2, "Did you mean: graphile-worker run shop.jobs:app?"),
     (["lsit"], 2, "There is no command 'lsit'. Did you mean list?"),
     (["--once", "config"], 2, "--once is about running a worker; it does nothing with config."),
     (["--tasks", "tasks/hello.txt"], 1, "hello.txt does not exist"),

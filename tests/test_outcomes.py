@@ -462,12 +462,16 @@ class TestPolicies:
         async def coroutine(_: Failure) -> float:
             return 1
 
+        with pytest.raises(
+            ConfigurationError, match=r"retry\[OSError\] is 5. For seconds between attempts: Fixed"
+        ):
+            read_policy({OSError: 5})
         for wrong in (
             "soon",
             True,
             3,
             1.5,
-            {OSError: 5},
+            lambda: 3,
             object,
             coroutine,
             [],

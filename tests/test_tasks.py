@@ -423,7 +423,14 @@ class TestClasses:
 
             def run(self, name: str) -> None: ...
 
+        @dataclass
+        class Field:
+            identifier: str = "field"
+
+            def run(self) -> None: ...
+
         for kind, why in [
+            (Field, r"Make it a ClassVar\[str\]"),
             (Plain, r"is neither a dataclass.* stands below @app.task"),
             (Nameless, "has no identifier"),
             (Still, r"has no method run\(self, ctx\)"),

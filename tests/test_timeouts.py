@@ -244,7 +244,7 @@ class TestSaying:
         async def coroutine(_job: Job) -> float:
             return 1
 
-        for wrong in (0, -1, "x", True, coroutine):
+        for wrong in (0, -1, "x", True, coroutine, lambda: 3):
             with pytest.raises(ConfigurationError, match="timeout is"):
                 task(timeout=wrong)(coroutine)  # type: ignore[arg-type]
 

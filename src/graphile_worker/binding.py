@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import msgspec
 
 from graphile_worker.context import JobContext
-from graphile_worker.conversion import MisfitError, convert, converter, is_known, why_not_json
+from graphile_worker.conversion import MisfitError, convert, converter, field_names, is_known, why_not_json
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.payload import RESERVED_KEYS, decode_payload, encode_payload, without_reserved
 
@@ -249,6 +249,11 @@ def read_class(kind: type[Any], identifier: str) -> Binding:
         raise ConfigurationError(
             f"{about} is neither a dataclass, nor a Struct of msgspec's, nor a model of pydantic's. Make it "
             "one; @dataclass stands below @app.task."
+        )
+    if "identifier" in field_names(kind):
+        raise ConfigurationError(
+            f"{about} has its identifier as a field, so it would be part of each payload. Make it a "
+            "ClassVar[str]."
         )
     run = inspect.getattr_static(kind, "run", None)
     if not inspect.isfunction(run):

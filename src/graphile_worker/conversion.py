@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import typing
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +94,13 @@ def is_known(kind: Any) -> bool:
     return (
         is_dataclass(kind) or is_model(kind) or (isinstance(kind, type) and issubclass(kind, msgspec.Struct))
     )
+
+
+def field_names(kind: Any) -> set[str]:
+    """What such a type has."""
+    if is_dataclass(kind):
+        return {field.name for field in fields(kind)}
+    return {*getattr(kind, "__struct_fields__", ()), *getattr(kind, "model_fields", ())}
 
 
 def is_model(kind: object) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from datetime import timedelta
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from graphile_worker.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Duration: TypeAlias = float | timedelta
 LONGEST = 3e10
@@ -31,6 +35,21 @@ def seconds(name: str, value: object, allowed: str = "0 or more") -> float:
     ):
         raise ConfigurationError(f"{name} is {value!r}; it must be seconds or a timedelta, {allowed}.")
     return float(number)
+
+
+def takes_one(function: Callable[..., object]) -> bool:
+    """Whether a function of the user's that decides about something can be called with it.
+
+    >>> takes_one(lambda job: 3), takes_one(lambda: 3)
+    (True, False)
+    """
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # some written in C do not tell
+        return True
+    return not inspect.iscoroutinefunction(function)
 
 
 def shown(duration: float) -> str:

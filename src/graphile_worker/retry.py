@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from graphile_worker.durations import LONGEST, Duration, seconds
+from graphile_worker.durations import LONGEST, Duration, seconds, takes_one
 from graphile_worker.errors import BatchError, ConfigurationError
 from graphile_worker.job import as_utc
 from graphile_worker.outcome import Fail, default_delay
@@ -194,7 +194,9 @@ class ByException:
                 raise ConfigurationError(
                     f"A mapping for retry= has types of exceptions as keys, not {kind!r}."
                 )
-        self.policies = {kind: read_policy(policy) for kind, policy in policies.items()}
+        self.policies = {
+            kind: read_policy(policy, f"retry[{kind.__name__}]") for kind, policy in policies.items()
+        }
 
     def __repr__(self) -> str:
         return f"ByException({self.policies!r})"
@@ -219,7 +221,7 @@ def never(failure: Failure) -> Decision:
     raise Fail from failure.error
 
 
-def read_policy(given: object) -> Policy | None:
+def read_policy(given: object, name: str = "retry") -> Policy | None:
     """What was given as `retry`: a function, a timedelta, a list of delays, or a mapping by exception."""
     match given:
         case None:
@@ -228,7 +230,7 @@ def read_policy(given: object) -> Policy | None:
             return ByException(given)
         case int() | float():  # people of other queues would read that as a number of attempts
             raise ConfigurationError(
-                f"retry is {given!r}. For seconds between attempts: Fixed({given!r}), of "
+                f"{name} is {given!r}. For seconds between attempts: Fixed({given!r}), of "
                 "graphile_worker.retry, or a timedelta. For how many there are: max_attempts."
             )
         case timedelta():
@@ -237,10 +239,10 @@ def read_policy(given: object) -> Policy | None:
             return Delays(given)
         case _ if inspect.iscoroutinefunction(given) or isinstance(given, type):
             pass
-        case _ if callable(given):
+        case _ if callable(given) and takes_one(given):
             return given
     raise ConfigurationError(
-        f"retry is {given!r}; it must be a policy of graphile_worker.retry, seconds or a timedelta, a "
+        f"{name} is {given!r}; it must be a policy of graphile_worker.retry, seconds or a timedelta, a "
         "list of them, a mapping of types of exceptions to any of these, or a plain function of a Failure."
     )
 

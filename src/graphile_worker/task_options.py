@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
-from graphile_worker.durations import Duration, seconds
+from graphile_worker.durations import Duration, seconds, takes_one
 from graphile_worker.errors import InvalidJobError
 from graphile_worker.job import TIMEOUT_FLAG, Job
 
@@ -70,7 +69,7 @@ def with_timeout(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_timeout(given: object) -> float | Callable[[Job], Duration | None] | None:
     """What was given as `timeout`: seconds, or a function of the job."""
-    if given is None or (callable(given) and not inspect.iscoroutinefunction(given)):
+    if given is None or (callable(given) and takes_one(given)):
         return given
     return seconds("timeout", given, "more than 0")
 
