@@ -8,6 +8,8 @@ import inspect
 import logging
 import math
 import pickle
+import random
+from collections import Counter
 from datetime import UTC, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ from graphile_worker import (
     InvalidJobError,
     InvalidPayloadError,
     Job,
+    JobSpec,
     JobState,
     Retry,
     Snooze,
@@ -497,6 +500,73 @@ class TestPolicies:
         assert Exponential(first=1) == Exponential(first=1) != Exponential(first=2)
         assert len({Fixed(1), Fixed(1), Linear(1)}) == 2
         assert repr(Fixed(1)) == "Fixed(every=1.0)"
+
+
+PLANS: dict[str, tuple[Any, int | None, str | None]] = {
+    "return": (None, None, None),
+    "raise": (ValueError("no"), 1, "no"),
+    "retry": (Retry("busy", after=60), 1, "To be tried again in 60 s: busy"),
+    "later": (
+        Retry(at=datetime(2100, 1, 1, tzinfo=UTC)),
+        1,
+        "To be tried again at 2100-01-01 00:00:00+00:00",
+    ),
+    "fail": (Fail("never"), 25, "never"),
+    "snooze": (Snooze(60, "not yet"), 0, "Snoozed for 60 s: not yet"),
+    "cancel": (Cancel("off"), 25, "Cancelled: off"),
+    "exit": (SystemExit(3), 1, "3"),
+}
+"""What a job does, how many attempts it then has (None: it is gone), and what it says of it."""
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("prefetch", [0, 50])
+async def test_jobs_of_every_outcome_beside_each_other_each_come_to_their_own(
+    database: str, seed: int, prefetch: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "graphile_worker")
+    chance = random.Random(seed)
+    plans = [chance.choice([*PLANS]) for _ in range(300)]
+    ran: list[int] = []
+
+    def act(n: int) -> None:
+        ran.append(n)
+        if (choice := PLANS[plans[n]][0]) is not None:
+            raise choice
+
+    @task
+    async def on_loop(n: int) -> None:
+        await asyncio.sleep(chance.random() / 1000)
+        act(n)
+
+    @task
+    def on_thread(n: int) -> None:
+        act(n)
+
+    async with WorkerUtils(database) as utils:
+        jobs = await utils.add_jobs(
+            JobSpec(
+                chance.choice(["on_loop", "on_thread"]),
+                {"n": n},
+                queue_name=chance.choice([None, "a", "b"]),
+                job_key=chance.choice([None, f"key {n}"]),
+            )
+            for n in range(len(plans))
+        )
+        drained = await once(
+            {"on_loop": on_loop, "on_thread": on_thread}, database, concurrency=20, prefetch=prefetch
+        )
+        left = {job.payload["n"]: job for job in await utils.list_jobs(limit=1000)}
+    assert sorted(ran) == list(range(len(plans))), "each ran once"
+    counts = Counter(plans)
+    assert drained == Drained(
+        counts["return"], sum(counts[name] for name in ("raise", "retry", "later", "fail", "exit"))
+    )
+    for n, plan in enumerate(plans):
+        _, attempts, error = PLANS[plan]
+        found = left.get(n)
+        assert (found and found.attempts, found and found.last_error) == (attempts, error), (plan, jobs[n])
+        assert found is None or (found.locked_by, found.key) == (None, jobs[n].key)
 
 
 class TestInvalidPayloads:
