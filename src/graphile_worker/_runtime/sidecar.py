@@ -61,10 +61,12 @@ class Sidecar:
         try:
             asyncio.run(living)  # which cancels at the end what was submitted
         except BaseException as error:
-            if self._loop.done():
+            if not self._loop.done():
+                living.close()
+                self._loop.set_exception(error)  # it did not even begin
+            elif not (self._stopping.is_set() and isinstance(error, RuntimeError)):
                 raise
-            living.close()
-            self._loop.set_exception(error)  # it did not even begin
+            # Otherwise the program is ending too, and asyncio cannot begin the thread that it ends others with.
 
     async def _live(self) -> None:
         self._loop.set_result(asyncio.get_running_loop())
