@@ -66,7 +66,7 @@ class Sidecar:
                 self._loop.set_exception(error)  # it did not even begin
             elif not (self._stopping.is_set() and isinstance(error, RuntimeError)):
                 raise
-            # Otherwise the program is ending too, and asyncio cannot begin the thread that it ends others with.
+            # Otherwise the program is ending too, and asyncio cannot begin the thread that ends others.
 
     async def _live(self) -> None:
         self._loop.set_result(asyncio.get_running_loop())
