@@ -31,10 +31,12 @@ from graphile_worker import (
 )
 from graphile_worker import events as event
 from graphile_worker._db.connect import Pool
+from graphile_worker._db.migrate import check_revisions
+from graphile_worker._runtime import lifecycle
 from graphile_worker._runtime import notifier as notifier_module
 from support.jobs import add, bring_to, count, existing, get, one
 from support.waiting import until
-from support.workers import Gate, Heard, locked, nothing, running
+from support.workers import DEADLINE, Gate, Heard, locked, nothing, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -1128,6 +1130,28 @@ class TestMigrations:
             await runner.wait()
         await runner.stop()
         assert await get(db, job.id) is None, "what ran was finished"
+
+    async def test_also_one_that_is_told_while_the_revision_is_being_read(
+        self, db: asyncpg.Connection, database: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        read, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slowly(*arguments: Any) -> None:
+            await check_revisions(*arguments)
+            read.set()
+            await go_on.wait()
+
+        monkeypatch.setattr(lifecycle, "check_revisions", slowly)
+        heard = Heard()
+        async with asyncio.timeout(DEADLINE):
+            runner = await run({"task": nothing}, database, events=heard.events, handle_signals=False)
+            await read.wait()
+            await self.migrate(db, "graphile_worker", 21, breaking=True)
+            while not any(one.channel == "worker:migrate" for one in heard.named("pool:listen:notification")):
+                await heard.until("pool:listen:notification", heard.counts["pool:listen:notification"] + 1)
+            go_on.set()
+            with pytest.raises(SchemaTooNewError, match="revision 21"):
+                await runner.wait()
 
     async def test_others_do_not(self, db: asyncpg.Connection, database: str) -> None:
         """Graphile Worker stops when another schema of the same database is installed."""

@@ -68,6 +68,7 @@ class Runner:
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watching: asyncio.Task[None] | None = None
         self._checking: asyncio.Task[None] | None = None
+        self._check_wanted = False
         self._stopping: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -250,8 +251,14 @@ class Runner:
         self._error = self._error or error
 
     def _check_revisions_soon(self) -> None:
+        self._check_wanted = True
         if self._checking is None or self._checking.done():
-            self._checking = asyncio.create_task(self._check_revisions())
+            self._checking = asyncio.create_task(self._check_while_wanted())
+
+    async def _check_while_wanted(self) -> None:
+        while self._check_wanted:  # what is told while one looks may be what it has just missed
+            self._check_wanted = False
+            await self._check_revisions()
 
     async def _check_revisions(self) -> None:
         """The schema may have been changed: go on only if we know how."""
