@@ -249,7 +249,8 @@ class TestConnections:
 
         await asyncio.to_thread(careless)
         app.configure(schema="graphile_worker")
-        await app.add_job("x")
+        assert (await app.add_job("x")).id == 2
+        assert list(app._clients._of_loops) == [asyncio.get_running_loop()]
         await app.close()
 
     async def test_closing_waits_for_those_who_wait(self, db: asyncpg.Connection, database: str) -> None:

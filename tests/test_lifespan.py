@@ -76,7 +76,9 @@ async def test_it_is_closed_after_the_jobs_that_are_interrupted(database: str) -
     assert said == [[1]]
 
 
-async def test_a_worker_whose_lifespan_fails_does_not_begin(database: str) -> None:
+async def test_a_worker_whose_lifespan_fails_does_not_begin(
+    database: str, caplog: pytest.LogCaptureFixture
+) -> None:
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
         raise OSError("no model")
@@ -84,6 +86,7 @@ async def test_a_worker_whose_lifespan_fails_does_not_begin(database: str) -> No
 
     with pytest.raises(OSError, match="no model"):
         await run({"task": print}, database, lifespan=lifespan, handle_signals=False)
+    assert "could not be closed" not in caplog.text
     with pytest.raises(ConfigurationError, match="a function that makes an async context manager"):
         await run({"task": print}, database, lifespan=3)  # type: ignore[arg-type]
 

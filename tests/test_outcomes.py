@@ -306,11 +306,14 @@ class TestWhateverAJobDoes:
                 **({} if more["unicode"] is False else {"at": "soon"}),
             },
         )
+        part = await add(db, "part", payload=[1, 2])
         bad, good = await add(db, "bad"), await add(db, "good")
         later = await add(db, "later")
         tasks = {"bad": raising(ValueError("x")), "good": nothing, "later": raising(Snooze(60))}
+        tasks["part"] = task(batch=True)(_half)
         async with asyncio.timeout(20):
-            assert await once(tasks, database, concurrency=3) == Drained(1, 1)
+            assert await once(tasks, database, concurrency=4) == Drained(1, 2)
+        assert (await existing(db, part["id"]))["payload"] == "[2]", "what is done stays done"
         assert (await existing(db, bad["id"]))[
             "last_error"
         ] == "It failed, and what it failed with cannot be stored"
@@ -605,6 +608,10 @@ class TestInvalidPayloads:
 async def hello(name: str) -> None:
     if name == "explode":
         raise TypeError("oops")
+
+
+async def _half(items: list[int]) -> list[Any]:
+    return [ValueError("no") if n == 2 else None for n in items]
 
 
 async def _refuse() -> None:

@@ -188,9 +188,8 @@ class App:
         known = self._tasks.get(task.identifier)
         if known is not None and known.binding is not task.binding:  # neither it nor its twin
             raise ConfigurationError(
-                f"There are two tasks {task.identifier!r}: {_place(known)} and {_place(task)}. Give one "
-                "of them "
-                'another name: @app.task("…").'
+                f"There are two tasks {task.identifier!r}: {_place(known)} and {_place(task)}. Give one of "
+                'them another name: @app.task("…").'
             )
         return known is None
 
@@ -212,7 +211,7 @@ class App:
             payload: What the task gets; None means ``{}``.
             connection: A connection of the caller's: the job is added in its transaction.
             options: queue_name, run_at, max_attempts, job_key, job_key_mode, priority, flags: those of
-                `WorkerUtils.add_job`.
+                `WorkerUtils.add_job`; and `timeout`, in place of the task's.
 
         Raises:
             InvalidJobError: An argument is wrong; nothing was added.

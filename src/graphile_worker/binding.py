@@ -355,9 +355,8 @@ def _annotation(function: Callable[..., Any], parameter: inspect.Parameter, abou
             return JobContext
         raise ConfigurationError(
             f"{about} has a parameter {parameter.name!r} whose annotation {written!r} cannot be read: "
-            f"{error}. "
-            "It is needed when the program runs: import it outside of `if TYPE_CHECKING:`, and before the "
-            "task."
+            f"{error}. It is needed when the program runs: import it outside of `if TYPE_CHECKING:`, and "
+            "before the task."
         ) from None
 
 

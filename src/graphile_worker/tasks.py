@@ -1,4 +1,4 @@
-"""`@task` and `Task`: a function, or a class, that jobs can be made for."""
+"""`Task`: a function, or a class, that jobs can be made for."""
 
 from __future__ import annotations
 
@@ -225,8 +225,7 @@ class Task(Enqueuer[Q], Generic[P, Q, R]):
         if self._queue is None:
             raise ConfigurationError(
                 f"The task {self.identifier!r} belongs to no app, so nobody knows which database its jobs "
-                "go to. "
-                "Have an app include it; inside of another task, ctx.add_job adds a job by the task's name."
+                "go to. Have an app include it; inside of another task, ctx.add_job adds a job by its name."
             )
         return self._queue
 

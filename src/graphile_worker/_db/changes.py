@@ -84,7 +84,8 @@ def _plain(result: Result) -> dict[str, object]:
     outcome = result.outcome
     if isinstance(outcome, Failed | Cancelled):
         is_final = isinstance(outcome, Cancelled) or outcome.final
-        outcome = Failed(TaskError(_UNSAYABLE), final=is_final)
+        left = None if isinstance(outcome, Cancelled) else outcome.left  # places are of our own making
+        outcome = Failed(TaskError(_UNSAYABLE), final=is_final, left=left)
     elif isinstance(outcome, Snoozed):
         outcome = Interrupted(Snooze.delay)
     return _change(result.held, outcome, unicode=False)

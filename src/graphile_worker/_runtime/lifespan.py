@@ -40,7 +40,8 @@ class Lifespan:
             self._living.cancel()
             raise
         if not opened.done():
-            self._living.result()  # raises what it failed with
+            living, self._living = self._living, None
+            living.result()  # raises what it failed with
         return opened.result()
 
     async def _live(
