@@ -75,7 +75,7 @@ class Executor:
                 raise TaskError(f"This worker has no task {job.task_identifier!r}.")  # noqa: TRY301
             if held.unreadable is not None:
                 raise TaskError(f"The payload cannot be read: {held.unreadable}.") from held.unreadable  # noqa: TRY301
-            deadline = self._deadline(handler, job)
+            deadline = self._deadline(handler, job) if handler.may_time_out or job.flags else None
             call = handler.call(job, self._surroundings, deadline)
             value = None
             if call.batch is not None and not call.batch.good:
