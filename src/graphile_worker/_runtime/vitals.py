@@ -24,9 +24,7 @@ class Vitals:
     def __init__(self, lease: Lease | None, clock: Callable[[], float] = since_boot) -> None:
         self.lease = lease
         self.clock = clock
-        self._surely = (
-            0.0 if lease is None else min(lease.seconds - lease.margin, lease.fast - lease.fast_margin)
-        )
+        self._surely = min(lease.seconds - lease.margin, lease.fast - lease.fast_margin) if lease else 0.0
         self.confirmed: float | None = None
         """When the last beat that was recorded was sent."""
         self.proven = -math.inf
