@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         InvalidJobError,
         InvalidPayloadError,
         JobError,
+        JobSkippedError,
         MissingExtraError,
         SchemaError,
         SchemaMissingError,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     )
     from graphile_worker.job import Job, JobKeyMode, JobSpec, JobState
     from graphile_worker.liveness import Health, Recovered, Recovery, WorkerInfo
+    from graphile_worker.middleware import Middleware
     from graphile_worker.outcome import Cancel, Fail, Retry, Snooze
     from graphile_worker.runner import Drained, Runner, run, run_once
     from graphile_worker.tasks import Task
@@ -58,8 +60,10 @@ __all__ = [
     "JobContext",
     "JobError",
     "JobKeyMode",
+    "JobSkippedError",
     "JobSpec",
     "JobState",
+    "Middleware",
     "MissingExtraError",
     "Recovered",
     "Recovery",
@@ -114,6 +118,7 @@ _HOMES = {
             "InvalidJobError",
             "InvalidPayloadError",
             "JobError",
+            "JobSkippedError",
             "MissingExtraError",
             "SchemaError",
             "SchemaMissingError",
@@ -135,6 +140,7 @@ _HOMES = {
             "Recovery",
             "WorkerInfo",
         ),
+        "middleware": ("Middleware",),
         "outcome": (
             "Cancel",
             "Fail",

@@ -11,9 +11,10 @@ from graphile_worker.durations import seconds
 from graphile_worker.emitter import Events
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.liveness import Lease
+from graphile_worker.middleware.base import check_middleware
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
     from contextlib import AbstractAsyncContextManager
     from typing import TypeAlias
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from graphile_worker.durations import Duration
     from graphile_worker.liveness import OnRecovery
     from graphile_worker.logs import AnyLogger
+    from graphile_worker.middleware import Middleware
 
     FlagsNow: TypeAlias = Iterable[str] | None
     FlagsOption: TypeAlias = FlagsNow | Callable[[], FlagsNow | Awaitable[FlagsNow]]
@@ -118,6 +120,7 @@ class WorkerOptions:
     exit_if_stuck: bool = False
     on_invalid_payload: str = "retry"
     lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None
+    middleware: Sequence[Middleware] = ()
     health: str | int | None = None
     handle_signals: bool = True
     migrate: bool = True
@@ -139,6 +142,7 @@ class WorkerOptions:
         given["task_leases"] = {
             task: seconds(f"task_leases[{task!r}]", value) for task, value in leases.items()
         }
+        given["middleware"] = check_middleware(given.get("middleware"))
         if given.get("events") is None:
             given["events"] = Events()
         return cls(**given)

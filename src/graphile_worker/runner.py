@@ -14,7 +14,7 @@ from graphile_worker.options import WorkerOptions
 __all__ = ["Drained", "Runner", "run", "run_once"]
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from contextlib import AbstractAsyncContextManager
     from os import PathLike
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from graphile_worker.emitter import Events
     from graphile_worker.liveness import OnRecovery
     from graphile_worker.logs import AnyLogger
+    from graphile_worker.middleware import Middleware
     from graphile_worker.options import FlagsOption
     from graphile_worker.task_options import OnInvalidPayload
 
@@ -60,6 +61,7 @@ async def run(
     exit_if_stuck: bool = False,
     on_invalid_payload: OnInvalidPayload = "retry",
     lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
+    middleware: Iterable[Middleware] | None = None,
     health: str | int | None = None,
     handle_signals: bool = True,
     migrate: bool = True,
@@ -110,6 +112,8 @@ async def run(
             ``"fail"``.
         lifespan: Makes an async context manager that is entered before the first job and left after the last;
             what it gives is at ``ctx.state``.
+        middleware: What stands around the running of its jobs, and the adding of jobs by them: see
+            docs/middleware.md.
         health: Where to answer ``/live`` and ``/ready`` over HTTP: a port, or ``"host:port"``.
         handle_signals: Stop at SIGINT, SIGTERM, SIGHUP and SIGUSR2; afterwards the signal takes its usual
             course.
@@ -170,6 +174,7 @@ async def run_once(
     exit_if_stuck: bool = False,
     on_invalid_payload: OnInvalidPayload = "retry",
     lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
+    middleware: Iterable[Middleware] | None = None,
     handle_signals: bool = True,
     migrate: bool = True,
     prepared_statements: bool = True,

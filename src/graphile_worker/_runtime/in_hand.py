@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from graphile_worker import events as event
 from graphile_worker._runtime.adoption import reconcile
+from graphile_worker._runtime.gates import Gates
 from graphile_worker._runtime.prefetch import Prefetched
 from graphile_worker._runtime.results import Results
 from graphile_worker._runtime.slots import Slots
@@ -58,6 +59,7 @@ class InHand:
         self.prefetched = Prefetched(events, pool)
         self.slots = Slots(pool, options.concurrency, executor, events, self._end_run)
         self.results = Results()
+        self.gates = Gates(options.middleware, pool.tasks, logger)
         self._released = False
         self.fenced = False
         """Whether we had to give up what we hold, because others may take it."""

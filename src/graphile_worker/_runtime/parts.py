@@ -73,7 +73,9 @@ class Parts:
         self.session = _open_session(options, self.logger)
         self._listen_on = Pool(options.listen_dsn, max_size=1) if options.listen_dsn else self.session.pool
         self.pool = WorkerPool(worker_id, self.session.schema.name, options.concurrency, tuple(handlers))
-        self.utils = WorkerUtils.on_session(self.session, use_local_time=options.use_local_time)
+        self.utils = WorkerUtils.on_session(
+            self.session, use_local_time=options.use_local_time, middleware=options.middleware
+        )
         self._flags = ForbiddenFlags(options.forbidden_flags, self.logger)
         self._vitals = Vitals(options.terms)
         self._sidecar = Sidecar()
@@ -116,7 +118,7 @@ class Parts:
         in_hand = InHand(
             pool=self.pool,
             options=options,
-            executor=Executor(handlers, surroundings, options.interrupted_delay),
+            executor=Executor(handlers, surroundings, options.interrupted_delay, options.middleware),
             vitals=self._vitals,
             events=options.events,
             logger=self.logger,
