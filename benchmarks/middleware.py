@@ -1,7 +1,7 @@
 """What middleware and listeners cost a job: ``python -m benchmarks.middleware``.
 
-A job that does nothing is run by the executor and told about, without a database: with none, one and ten of each. With
-none it must not be measurable, with ten it is to be microseconds.
+A job that does nothing is run by the executor and told about, without a database: with none, one and ten of
+each. With none it must not be measurable, with ten it is to be microseconds.
 """
 
 from __future__ import annotations
