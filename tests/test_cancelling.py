@@ -468,6 +468,7 @@ class TestOnAThread:
             if payload == 1:
                 assert stopping.wait(DEADLINE)
                 assert stopping is ctx.stopping
+                assert stopping.cancelled
                 raise ValueError("I was told")
             assert told.wait(DEADLINE)
             others.append(bool(ctx.stopping))

@@ -37,12 +37,16 @@ T = TypeVar("T")
 
 
 class Stopping:
-    """Whether the worker is stopping: true or false, and something to wait for.
+    """Whether a job is to stop: true or false, and something to wait for.
 
     ``if ctx.stopping``, ``await ctx.stopping``, and on a thread ``ctx.stopping.wait(seconds)``.
+
+    Attributes:
+        cancelled: Whether that is because somebody has cancelled the job.
     """
 
     def __init__(self) -> None:
+        self.cancelled = False
         self._for_threads = threading.Event()
         self._for_tasks = asyncio.Event()
 

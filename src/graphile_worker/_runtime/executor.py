@@ -67,8 +67,9 @@ class Executor:
         self._surroundings.warn(concerned)
 
     def warn_one(self, held: Held) -> Stopping:
-        """Let that job know that it is to stop. It does, as long as somebody keeps what is returned."""
+        """Let that job know that it was cancelled. It does, as long as somebody keeps what is returned."""
         stopping = self._surroundings.stopping_of(held.job)
+        stopping.cancelled = True
         stopping.set()
         return stopping
 
