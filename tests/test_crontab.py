@@ -19,8 +19,8 @@ from graphile_worker import (
     format_crontab,
     parse_crontab,
 )
-from graphile_worker.cron import read_crontab
 from graphile_worker.cron.expression import Pattern, parse_pattern
+from graphile_worker.loader import load_crontab
 
 SAMPLE = """
 # ┌ a comment, and a blank line
@@ -123,7 +123,7 @@ class TestRefusing:
         file = tmp_path / "crontab"
         file.write_text("# x\n60 24 * * * a\n\n* * * * * b ?maxx=1&id=_\n* * * * * c ?\n")
         with pytest.raises(CrontabError) as caught:
-            read_crontab(file)
+            load_crontab(file)
         assert str(caught.value).splitlines() == [
             f"{file}:2:1: the minute '60' is too large; expected 0 to 59",
             f"{file}:2:4: the hour '24' is too large; expected 0 to 23",
@@ -205,12 +205,12 @@ class TestRefusing:
 
     def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match=r"The crontab '.*nowhere' cannot be read"):
-            read_crontab(tmp_path / "nowhere")
+            load_crontab(tmp_path / "nowhere")
 
     def test_a_file_that_is_no_text(self, tmp_path: Path) -> None:
         (tmp_path / "crontab").write_bytes(b"\xff\xfe")
         with pytest.raises(ConfigurationError, match="cannot be read"):
-            read_crontab(tmp_path / "crontab")
+            load_crontab(tmp_path / "crontab")
 
     @settings(deadline=None)
     @given(st.text())
@@ -278,10 +278,10 @@ class TestExtendedMode:
     def test_a_file_is_read_in_it_if_its_first_line_says_so(self, tmp_path: Path) -> None:
         file = tmp_path / "crontab"
         file.write_text("# graphile-worker: extended\n@daily t\n")
-        assert [item.match for item in read_crontab(file)] == ["@daily"]
+        assert [item.match for item in load_crontab(file)] == ["@daily"]
         file.write_text("\n# graphile-worker: extended\n@daily t\n")
         with pytest.raises(CrontabError):
-            read_crontab(file)
+            load_crontab(file)
 
     def test_for_one_who_asks_for_strictness_that_line_is_a_comment(self) -> None:
         text = "# graphile-worker: extended\n@daily t\n"

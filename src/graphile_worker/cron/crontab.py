@@ -14,7 +14,6 @@ import json
 import re
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote_plus
 
@@ -38,7 +37,6 @@ from graphile_worker.payload import encode_payload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from os import PathLike
 
 EXTENDED = "# graphile-worker: extended"
 """The first line of a crontab that Node need not understand."""
@@ -127,15 +125,6 @@ def parse_crontab(text: str, *, strict: bool | None = True, source: str = "cront
     if problems:
         raise CrontabError(problems, source)
     return [item for _, item in items.values()]
-
-
-def read_crontab(path: str | PathLike[str]) -> list[CronItem]:
-    """The items of a file; strict unless its first line is ``# graphile-worker: extended``."""
-    try:
-        text = Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"The crontab {str(path)!r} cannot be read: {error}.") from error
-    return parse_crontab(text, strict=None, source=str(path))
 
 
 def format_crontab(items: Iterable[CronItem]) -> str:
@@ -295,6 +284,8 @@ def _format(item: CronItem) -> str:
         cannot("its match is a function")
     if not _TASK.fullmatch(item.task):
         cannot(f"the task's name {item.task!r} is not possible there")
+    if item.flags:
+        cannot("it has flags")
     if item.backfill.microseconds:
         cannot(f"its backfill {item.backfill} has fractions of a second")
     values = {

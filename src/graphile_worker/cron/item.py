@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, fields
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import cached_property
+from hashlib import sha256
 from itertools import takewhile
 from typing import Any, Literal, TypeAlias
 
@@ -15,7 +16,7 @@ from graphile_worker.cron.expression import Pattern, integer, parse_pattern
 from graphile_worker.cron.schedule import as_minute, fires, occurrences, zone_of
 from graphile_worker.durations import takes_one
 from graphile_worker.errors import ConfigurationError, InvalidJobError
-from graphile_worker.job import JobKeyMode, JobSpec
+from graphile_worker.job import MOST_JOB_KEY, JobKeyMode, JobSpec
 from graphile_worker.payload import decode_payload, encode_payload
 
 Predicate: TypeAlias = Callable[[datetime], object]
@@ -44,6 +45,7 @@ class CronItem:
         job_key_mode: As for any job.
         tz: The time zone of the pattern, such as ``"Europe/Paris"``; by default UTC.
         overlap: ``"skip"`` to add no job while the one before is waiting or running.
+        flags: As for any job.
         pattern: Another name of `match`.
         fill: Another name of `backfill`, which may be a phrase such as ``"2h30m"``.
 
@@ -72,6 +74,7 @@ class CronItem:
     job_key_mode: JobKeyMode | str | None = None
     tz: str | None = None
     overlap: Overlap = "allow"
+    flags: Iterable[str] | None = None
     pattern: InitVar[str | Predicate | None] = None
     fill: InitVar[timedelta | str | None] = None
 
@@ -85,6 +88,8 @@ class CronItem:
             raise ConfigurationError(f"{self} has backfill and fill, which mean the same. Give one.")
         self._set("backfill", parse_fill(self.backfill if fill is None else fill))
         self._set("job_key_mode", self._read_mode())
+        if isinstance(self.flags, list | tuple | set):
+            self._set("flags", frozenset(self.flags))
         if self.overlap not in {"allow", "skip"}:
             raise ConfigurationError(f"{self} has overlap={self.overlap!r}; it must be 'allow' or 'skip'.")
         if self.overlap == "skip" and self.job_key is not None:
@@ -208,11 +213,18 @@ class CronItem:
                 max_attempts=self.max_attempts,
                 queue_name=self.queue_name,
                 priority=self.priority,
-                job_key=self.job_key,
+                job_key=self._own_key if self.overlap == "skip" else self.job_key,
                 job_key_mode=self.job_key_mode,
+                flags=self.flags,
             )
         except InvalidJobError as error:
             raise ConfigurationError(f"{self}: {error}") from None
+
+    @cached_property
+    def _own_key(self) -> str:
+        """The key by which the job before is found: there are not two items with the same identifier."""
+        key = f"_cron:{self.identifier}"
+        return key if len(key) <= MOST_JOB_KEY else f"_cron:{sha256(key.encode()).hexdigest()}"
 
     @cached_property
     def _stored_payload(self) -> Mapping[str, Any]:
