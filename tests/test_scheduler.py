@@ -20,6 +20,9 @@ from graphile_worker import (
     ConfigurationError,
     CronItem,
     Events,
+    JobSpec,
+    Middleware,
+    WorkerUtils,
     parse_cron_items,
     parse_crontab,
     run,
@@ -39,7 +42,7 @@ from support.waiting import until
 from support.workers import Heard, nothing, running
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
 NEW_YEAR = datetime(2021, 1, 1, tzinfo=UTC)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -84,6 +87,7 @@ class Desk:
             pool=WorkerPool("w", "graphile_worker", 1, ("t",)),
             items=parse_cron_items(items),
             session=session or self.session,
+            utils=WorkerUtils.on_session(session or self.session, use_local_time=False),
             clock=clock or self.clock,
             events=heard.events if heard else Events(),
             logger=ScopedLogger(logging.getLogger("graphile_worker"), {}),
@@ -509,6 +513,17 @@ class TestUnderAWorker:
             async with asyncio.timeout(20):
                 await done.wait()
         assert heard.counts["cron:scheduled"] == 1
+
+    async def test_middleware_stands_around_the_adding(self, desk: Desk) -> None:
+        class Marks(Middleware):
+            async def enqueue(self, specs: Sequence[JobSpec], proceed: Any) -> Any:
+                return await proceed([spec.replace(priority=7) for spec in specs if spec.identifier != "u"])
+
+        scheduler = desk.scheduler("* * * * * t\n* * * * * u\n* * * * * v")
+        utils = WorkerUtils.on_session(desk.session, use_local_time=False, middleware=[Marks()])
+        scheduler._around = utils.through_middleware
+        await desk.at(scheduler, NEW_YEAR)
+        assert [(job["identifier"], job["priority"]) for job in await desk.jobs()] == [("t", 7), ("v", 7)]
 
     @pytest.mark.parametrize("local", [False, True])
     async def test_the_time_is_the_databases_unless_told_otherwise(

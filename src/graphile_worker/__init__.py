@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         InvalidJobError,
         InvalidPayloadError,
         JobError,
+        JobSkippedError,
         MissingExtraError,
         SchemaError,
         SchemaMissingError,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     )
     from graphile_worker.job import Job, JobKeyMode, JobSpec, JobState
     from graphile_worker.liveness import Health, Recovered, Recovery, WorkerInfo
+    from graphile_worker.middleware import Middleware
     from graphile_worker.outcome import Cancel, Fail, Retry, Snooze
     from graphile_worker.runner import Drained, Runner, run, run_once
     from graphile_worker.tasks import Task
@@ -63,8 +65,10 @@ __all__ = [
     "JobContext",
     "JobError",
     "JobKeyMode",
+    "JobSkippedError",
     "JobSpec",
     "JobState",
+    "Middleware",
     "MissingExtraError",
     "Recovered",
     "Recovery",
@@ -130,6 +134,7 @@ _HOMES = {
             "InvalidJobError",
             "InvalidPayloadError",
             "JobError",
+            "JobSkippedError",
             "MissingExtraError",
             "SchemaError",
             "SchemaMissingError",
@@ -151,6 +156,7 @@ _HOMES = {
             "Recovery",
             "WorkerInfo",
         ),
+        "middleware": ("Middleware",),
         "outcome": (
             "Cancel",
             "Fail",

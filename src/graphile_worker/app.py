@@ -18,6 +18,7 @@ from graphile_worker.emitter import Events
 from graphile_worker.errors import ConfigurationError, InvalidJobError
 from graphile_worker.job import Job, JobSpec
 from graphile_worker.loader import load_cron_items
+from graphile_worker.middleware.base import check_middleware
 from graphile_worker.options import OnceOptions, RunOptions
 from graphile_worker.runner import run, run_once, wait_until_ended
 from graphile_worker.task_options import (
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from graphile_worker._runtime.handlers import Tasks
     from graphile_worker.client import WorkerUtils
     from graphile_worker.logs import AnyLogger
+    from graphile_worker.middleware import Middleware
     from graphile_worker.runner import Drained, Runner
 
     AnyTask: TypeAlias = Task[Any, Any, Any]
@@ -66,6 +68,8 @@ class App:
         lifespan: Called with the app, makes an async context manager that each worker enters before its first
             job and leaves after its last; what it gives is at ``ctx.state``. Often an
             ``@asynccontextmanager``.
+        middleware: What stands around the running of its jobs, and around the adding of jobs: a list of
+            `Middleware`, the first outside.
         events: An emitter to which listeners were added already.
         logger: Where to log; by default the logger ``graphile_worker``.
 
@@ -100,10 +104,11 @@ class App:
         use_local_time: bool = False,
         on_invalid_payload: OnInvalidPayload = "retry",
         lifespan: Callable[[App], AbstractAsyncContextManager[Any]] | None = None,
+        middleware: Iterable[Middleware] | None = None,
         events: Events | None = None,
         logger: AnyLogger | None = None,
     ) -> None:
-        given = locals()
+        given = {**locals(), "middleware": check_middleware(middleware)}
         self._clients = Clients({name: given[name] for name in DEFAULTS})
         self.events = Events() if events is None else events
         self._of_workers: dict[str, Any] = {
@@ -277,8 +282,8 @@ class App:
         """Say where the queue is, in a program that learns it after it has imported the app.
 
         Args:
-            settings: dsn, pool, schema, max_pool_size, prepared_statements, use_local_time, logger: those of
-                `App`.
+            settings: dsn, pool, schema, max_pool_size, prepared_statements, use_local_time, middleware,
+                logger: those of `App`.
 
         Raises:
             ConfigurationError: There are connections already.

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+_in_order = msgspec.structs.astuple
 _SIMPLE = (str, int, float, bool, type(None))
 _PACKAGE = __name__.rpartition(".")[0]
 
@@ -159,7 +160,7 @@ class ByKeys(Binding):
             for key in self._reserved & rest.keys():
                 raise MisfitError("there is no such key", key)
             payload = {key: value for key, value in payload.items() if key in self._fields}
-        values = msgspec.structs.astuple(self._convert(payload))
+        values = _in_order(self._convert(payload))
         if not self._keywords and rest is None:
             return values, {}
         kwargs = dict(zip(self._keywords, values[self._by_position :], strict=True))

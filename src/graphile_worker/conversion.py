@@ -139,7 +139,15 @@ def converter(kind: Any) -> Callable[[Any], Any]:
     needs_help = (types.CustomType, types.DictType)  # which costs more than all the rest
     if any(isinstance(part, needs_help) for part in _parts(types.type_info(kind), set())):
         return partial(convert, kind=kind)
-    return partial(convert, kind=kind, how={})
+    plainly = partial(msgspec.convert, type=kind)
+
+    def quickly(value: Any) -> Any:
+        try:
+            return plainly(value)
+        except Exception:  # noqa: BLE001 - of whatever kind: that will tell
+            return convert(value, kind, how={})
+
+    return quickly
 
 
 def convert(value: Any, kind: Any, *, at: str = "", how: Mapping[str, Any] = _WITH_HELP) -> Any:

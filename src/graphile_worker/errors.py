@@ -18,7 +18,8 @@
     │       ├── SchemaTooOldError  made by a Graphile Worker older than we can adopt
     │       └── SchemaTooNewError  changed by a newer one in a way that we do not know
     └── JobError                   something about a job
-        └── InvalidJobError        a job cannot be added or changed like that
+        ├── InvalidJobError        a job cannot be added or changed like that
+        └── JobSkippedError        a middleware left it out
 
 A message says what happened and what to do next. None of them carries a password.
 """
@@ -166,3 +167,7 @@ class InvalidJobError(JobError):
         super().__init__(message)
         self.argument = argument
         self.code = code
+
+
+class JobSkippedError(JobError):
+    """A job was not added, because a middleware left it out."""

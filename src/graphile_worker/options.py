@@ -12,6 +12,7 @@ from graphile_worker.durations import seconds
 from graphile_worker.emitter import Events
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.liveness import Lease
+from graphile_worker.middleware.base import check_middleware
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from graphile_worker.durations import Duration
     from graphile_worker.liveness import OnRecovery
     from graphile_worker.logs import AnyLogger
+    from graphile_worker.middleware import Middleware
 
     CronItems: TypeAlias = Iterable[CronItem | Mapping[str, Any]]
     FlagsNow: TypeAlias = Iterable[str] | None
@@ -125,6 +127,7 @@ class WorkerOptions:
     exit_if_stuck: bool = False
     on_invalid_payload: str = "retry"
     lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None
+    middleware: Sequence[Middleware] = ()
     cron_items: Sequence[CronItem] = ()
     health: str | int | None = None
     handle_signals: bool = True
@@ -147,6 +150,7 @@ class WorkerOptions:
         given["task_leases"] = {
             task: seconds(f"task_leases[{task!r}]", value) for task, value in leases.items()
         }
+        given["middleware"] = check_middleware(given.get("middleware"))
         given["cron_items"] = parse_cron_items(given.get("cron_items") or ())
         if given.get("events") is None:
             given["events"] = Events()

@@ -13,6 +13,7 @@ import math
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from graphile_worker._db import workers as database
@@ -41,13 +42,16 @@ DIED = "The worker that ran this job died: "
 """How `last_error` begins then."""
 
 
-def since_boot() -> float:
-    """Seconds on a clock that nobody sets, and that goes on while the machine sleeps."""
+def _clock_since_boot() -> Callable[[], float]:
     if hasattr(time, "CLOCK_BOOTTIME"):
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
+        return partial(time.clock_gettime, time.CLOCK_BOOTTIME)
     if sys.platform == "darwin":
-        return time.clock_gettime(time.CLOCK_MONOTONIC)  # there it does, unlike time.monotonic
-    return time.monotonic()
+        return partial(time.clock_gettime, time.CLOCK_MONOTONIC)  # there it does, unlike time.monotonic
+    return time.monotonic
+
+
+since_boot = _clock_since_boot()
+"""Seconds on a clock that nobody sets, and that goes on while the machine sleeps."""
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from graphile_worker._db.bulk import add_jobs
@@ -11,10 +12,15 @@ from graphile_worker._db.sql import Schema, statements_for
 from graphile_worker.job import JobKeyMode, JobSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
     from datetime import datetime
+    from typing import TypeAlias
 
     from graphile_worker._db.connect import Connection
+    from graphile_worker.job import Job
+
+    Add: TypeAlias = Callable[[Sequence[JobSpec]], Awaitable[Sequence[Job]]]
+    Around: TypeAlias = Callable[[Sequence[JobSpec], Add], Awaitable[object]]
 
 
 class KnownCrontab(NamedTuple):
@@ -64,10 +70,16 @@ async def register(
     )
 
 
-async def schedule(connection: Connection, schema: Schema, due: Sequence[Due]) -> list[Due]:
+async def schedule(connection: Connection, schema: Schema, due: Sequence[Due], around: Around) -> list[Due]:
     """Add the jobs of minutes that nobody has had; those that were added.
 
     May be repeated: what was done is not done again.
+
+    Args:
+        connection: Where to.
+        schema: The schema.
+        due: The jobs, in the order in which to add them.
+        around: Called with what there is to add, and with that which adds it.
     """
     statements = statements_for(schema, "cron.sql")
     async with read_committed(connection):
@@ -78,14 +90,20 @@ async def schedule(connection: Connection, schema: Schema, due: Sequence[Due]) -
         keys = [one.spec.job_key for one in new if one.exclusive]
         unfinished = await connection.fetch(statements["find_unfinished"], keys) if keys else []
         added = list(_without_overlap(new, {row["key"] for row in unfinished}))
-        for run in _runs(one.spec for one in added):
-            if len(run) == 1:
-                await add_job(connection, schema, run[0])
-            else:
-                await add_jobs(connection, schema, run)
+        await around([one.spec for one in added], partial(_add, connection, schema))
         executed = {one.identifier: one.minute for one in new}
         await connection.execute(statements["record_executions"], list(executed), list(executed.values()))
     return added
+
+
+async def _add(connection: Connection, schema: Schema, specs: Sequence[JobSpec]) -> list[Job]:
+    jobs: list[Job] = []
+    for run in _runs(specs):
+        if len(run) == 1:
+            jobs.append(await add_job(connection, schema, run[0]))
+        else:
+            jobs += await add_jobs(connection, schema, run)
+    return jobs
 
 
 async def _lock(connection: Connection, schema: Schema, due: Sequence[Due]) -> dict[str, datetime | None]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 from graphile_worker._runtime.batch import Batch, discard, failed_in_part, failures
 from graphile_worker.binding import Items
@@ -32,7 +34,7 @@ _PAYLOAD_AND_CONTEXT = 2
 logger = logging.getLogger("graphile_worker")
 
 
-class Call(NamedTuple):
+class Call(msgspec.Struct, frozen=True, gc=False):
     """A call to be made."""
 
     args: tuple[Any, ...]
@@ -47,6 +49,8 @@ class Handler(Protocol):
 
     function: Callable[..., Any]
     is_async: bool
+    may_time_out: bool
+    """Whether its jobs have a timeout that they do not name themselves."""
 
     def timeout(self, job: Job) -> float | None:
         """How many seconds the job may run."""
@@ -67,11 +71,12 @@ class ByPosition:
     def __init__(self, function: Callable[..., Any], *, takes_context: bool) -> None:
         self.function = function
         self.is_async = is_async(function)
+        self.may_time_out = False
         self._takes_context = takes_context
 
     def timeout(self, job: Job) -> float | None:
         """Only if the job itself says so."""
-        return _timeout_of(job) if job.flags else None
+        return _timeout_of(job)
 
     def call(self, job: Job, surroundings: Surroundings, deadline: Deadline | None = None) -> Call:
         """The payload as it is."""
@@ -105,6 +110,7 @@ class OfTask:
         self._binding = task.binding
         self._policy = task.retry
         self._timeout = task.timeout
+        self.may_time_out = task.timeout is not None
         self._ends_invalid = (task.on_invalid_payload or on_invalid_payload) == "fail"
         self.function = task.binding.function
         self.is_async = is_async(self.function)
@@ -113,7 +119,7 @@ class OfTask:
 
     def timeout(self, job: Job) -> float | None:
         """As the job says, or its task."""
-        own = _timeout_of(job) if job.flags else None
+        own = _timeout_of(job)
         if own is not None or self._timeout is None:
             return own
         timeout = self._timeout(job) if callable(self._timeout) else self._timeout
@@ -122,7 +128,8 @@ class OfTask:
     def _call(self, job: Job, surroundings: Surroundings, deadline: Deadline | None = None) -> Call:
         context = JobContext(job, surroundings, deadline) if self._takes_context else None
         try:
-            return Call(*self._binding.arguments(job.payload, context))
+            args, kwargs = self._binding.arguments(job.payload, context)
+            return Call(args, kwargs)
         except MisfitError as error:
             raise InvalidPayloadError(f"The payload does not fit: {error}", path=error.path) from None
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from graphile_worker import events as event
 from graphile_worker._runtime.adoption import reconcile
+from graphile_worker._runtime.gates import Gates
 from graphile_worker._runtime.prefetch import Prefetched
 from graphile_worker._runtime.results import Results
 from graphile_worker._runtime.slots import Slots
@@ -58,6 +59,7 @@ class InHand:
         self.prefetched = Prefetched(events, pool)
         self.slots = Slots(pool, options.concurrency, executor, events, self._end_run)
         self.results = Results()
+        self.gates = Gates(options.middleware, pool.tasks, logger)
         self._released = False
         self.fenced = False
         """Whether we had to give up what we hold, because others may take it."""
@@ -151,29 +153,25 @@ class InHand:
         self.results.add(self.prefetched.give_back("TTL_EXPIRED", claimed_until=horizon))
         return True
 
-    def _hold(self, claimed: Iterable[Held]) -> None:
-        claimed = list(claimed)
+    def _hold(self, claimed: Sequence[Held]) -> None:
         self.all.update(claimed)
         self.prefetched.add(claimed)
         if self._released or self.fenced:
             self.results.add(self.prefetched.give_back("RELEASED"))
 
     def _start(self) -> None:
+        startable = min(self.prefetched.ready, self.slots.free)
         # One that woke up from a long sleep must not begin what may be somebody else's by now.
-        while (
-            self.slots.free
-            and not (self._released or self.fenced)
-            and self._vitals.may_work()
-            and (held := self.prefetched.take()) is not None
-        ):
-            self.slots.start(held)
+        if startable and not (self._released or self.fenced) and self._vitals.may_work():
+            for _ in range(startable):
+                self.slots.start(self.prefetched.take())
 
     def _end_run(self, held: Held, outcome: Outcome) -> None:
-        self.results.add([self.prefetched.finish(held, outcome)])
+        self.results.append(self.prefetched.finish(held, outcome))
         self._start()
         self.on_end()
 
     def _settle(self, results: Iterable[Result], kind: type[event.JobComplete | event.JobLost]) -> None:
-        for result in results:
-            self.all.discard(result.held)
-            self.slots.settle(result.held, kind)
+        held = [result.held for result in results]
+        self.all.difference_update(held)
+        self.slots.settle(held, kind)

@@ -74,7 +74,9 @@ class Parts:
         self.session = _open_session(options, self.logger)
         self._listen_on = Pool(options.listen_dsn, max_size=1) if options.listen_dsn else self.session.pool
         self.pool = WorkerPool(worker_id, self.session.schema.name, options.concurrency, tuple(handlers))
-        self.utils = WorkerUtils.on_session(self.session, use_local_time=options.use_local_time)
+        self.utils = WorkerUtils.on_session(
+            self.session, use_local_time=options.use_local_time, middleware=options.middleware
+        )
         self._flags = ForbiddenFlags(options.forbidden_flags, self.logger)
         self._vitals = Vitals(options.terms)
         self._sidecar = Sidecar()
@@ -86,14 +88,7 @@ class Parts:
         self._sweeping = self._make_sweeping()
         self._scheduler = self._make_scheduler()
         self.notifier = self._make_notifier(on_migration)
-        self._stale_locks = StaleLocks(
-            pool=self.pool,
-            options=options,
-            session=self.session,
-            check_revisions=check_revisions,
-            events=options.events,
-            logger=self.logger,
-        )
+        self._stale_locks = self._make_stale_locks(check_revisions)
         self.health = HealthCheck(
             pool=self.pool,
             worker=self.worker,
@@ -119,7 +114,7 @@ class Parts:
         in_hand = InHand(
             pool=self.pool,
             options=options,
-            executor=Executor(handlers, surroundings, options.interrupted_delay),
+            executor=Executor(handlers, surroundings, options.interrupted_delay, options.middleware),
             vitals=self._vitals,
             events=options.events,
             logger=self.logger,
@@ -161,6 +156,16 @@ class Parts:
             logger=self.logger,
         )
 
+    def _make_stale_locks(self, check_revisions: Callable[[], Awaitable[None]]) -> StaleLocks:
+        return StaleLocks(
+            pool=self.pool,
+            options=self._options,
+            session=self.session,
+            check_revisions=check_revisions,
+            events=self._options.events,
+            logger=self.logger,
+        )
+
     def _make_sweeping(self) -> Sweeping | None:
         options = self._options
         if options.terms is None:
@@ -181,6 +186,7 @@ class Parts:
             pool=self.pool,
             items=options.cron_items,
             session=self.session,
+            utils=self.utils,
             clock=self._clock,
             events=options.events,
             logger=self.logger,

@@ -13,7 +13,7 @@ from graphile_worker._db.exchange import Result
 from graphile_worker.outcome import Returned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from graphile_worker._db.exchange import Held, QueueLock
     from graphile_worker.emitter import Events
@@ -62,11 +62,13 @@ class Prefetched:
         """When (on the monotonic clock) the one that waits longest was claimed."""
         return next(iter(self._since.values()), None)
 
-    def add(self, claimed: Iterable[Held]) -> None:
+    def add(self, claimed: Sequence[Held]) -> None:
         """Take jobs in hand, sorted by their order."""
-        now = monotonic()
+        self._since.update(dict.fromkeys(claimed, monotonic()))
+        if not self._ready and not any(held.queue for held in claimed):
+            self._ready.extend(claimed)  # as a rule
+            return
         for held in claimed:
-            self._since[held] = now
             if held.queue is None:
                 self._push(held)
                 continue
@@ -76,10 +78,8 @@ class Prefetched:
             if not run.busy and len(run.waiting) == 1:
                 self._push(held)
 
-    def take(self) -> Held | None:
-        """The next job to run, if there is one that may."""
-        if not self._ready:
-            return None
+    def take(self) -> Held:
+        """The next job to run; there must be one that is ready."""
         held = self._ready.popleft()
         del self._since[held]
         if held.queue is not None:
@@ -130,6 +130,6 @@ class Prefetched:
 
     def _push(self, held: Held) -> None:
         if not self._ready or self._ready[-1].order <= held.order:
-            self._ready.append(held)  # as a rule, for claims go from the first to the last
+            self._ready.append(held)
         else:
             insort(self._ready, held, key=_order)

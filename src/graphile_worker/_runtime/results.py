@@ -44,6 +44,10 @@ class Results:
         """When (on the monotonic clock) the next busy one is to be sent again."""
         return min((busy.again for busy in self._busy.values()), default=None)
 
+    def append(self, result: Result) -> None:
+        """This is to be recorded."""
+        self._waiting.append(result)
+
     def add(self, results: Iterable[Result]) -> None:
         """These are to be recorded."""
         self._waiting += results

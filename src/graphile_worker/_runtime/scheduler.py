@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from graphile_worker._db.crontabs import KnownCrontab
     from graphile_worker._db.session import Session
     from graphile_worker._runtime.clock import Clock
+    from graphile_worker.client import WorkerUtils
     from graphile_worker.cron import CronItem
     from graphile_worker.emitter import Events
     from graphile_worker.events import WorkerPool
@@ -53,6 +54,7 @@ class Scheduler(Service):
         pool: WorkerPool,
         items: Sequence[CronItem],
         session: Session,
+        utils: WorkerUtils,
         clock: Clock,
         events: Events,
         logger: ScopedLogger,
@@ -61,6 +63,7 @@ class Scheduler(Service):
         self._pool = pool
         self._items = items
         self._session = session
+        self._around = utils.through_middleware
         self._clock = clock
         self._events = events
         self._start: datetime | None = None
@@ -167,7 +170,9 @@ class Scheduler(Service):
     async def _add(self, chunk: list[Due]) -> list[Due]:
         schema = self._session.schema
         try:
-            return await self._session.call(lambda on: database.schedule(on, schema, chunk), attempts=1)
+            return await self._session.call(
+                lambda on: database.schedule(on, schema, chunk, self._around), attempts=1
+            )
         except GraphileWorkerError as error:
             if not isinstance(error, JobError) and not is_about_data(error.__cause__):
                 raise

@@ -12,7 +12,7 @@ from graphile_worker._runtime.runs import Run, tell_ended, tell_settled, tell_st
 from graphile_worker.outcome import Completed, Failed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Callable, Container, Iterable, Sequence
 
     from graphile_worker._db.exchange import Held
     from graphile_worker._runtime.executor import Executor
@@ -148,11 +148,12 @@ class Slots:
         if run.held in self._running:
             self._end(run, self._executor.interrupted)
 
-    def settle(self, held: Held, kind: type[event.JobComplete | event.JobLost]) -> None:
-        """What became of the job is recorded, or cannot be because it is not ours any more."""
-        run = self._ended.pop(held, None)  # none if it was given back without having run
-        if run is not None:
-            tell_settled(self._events, run, kind)
+    def settle(self, jobs: Iterable[Held], kind: type[event.JobComplete | event.JobLost]) -> None:
+        """What became of them is recorded, or cannot be because they are not ours any more."""
+        for held in jobs:
+            run = self._ended.pop(held, None)  # none if it was given back without having run
+            if run is not None:
+                tell_settled(self._events, run, kind)
 
     def give_up(self, error: BaseException) -> None:
         """What has ended will not be recorded."""

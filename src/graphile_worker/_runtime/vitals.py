@@ -24,6 +24,7 @@ class Vitals:
     def __init__(self, lease: Lease | None, clock: Callable[[], float] = since_boot) -> None:
         self.lease = lease
         self.clock = clock
+        self._surely = min(lease.seconds - lease.margin, lease.fast - lease.fast_margin) if lease else 0.0
         self.confirmed: float | None = None
         """When the last beat that was recorded was sent."""
         self.proven = -math.inf
@@ -74,6 +75,9 @@ class Vitals:
     def may_work(self, task: str | None = None) -> bool:
         """Whether a job of that task is ours for now."""
         if self.lease is None:
+            return True
+        # This is asked for each job, and nearly always answered by a beat that is young enough for any case.
+        if self.confirmed is not None and not self.dead and self.clock() < self.confirmed + self._surely:
             return True
         # Who was declared dead has lost all but what has a longer lease.
         if self.dead and self.lease.of(task) <= self.lease.seconds:
