@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from graphile_worker import parse_crontab
+from graphile_worker import CronItem, parse_crontab
+from graphile_worker.cli.schedules import _at
 from support.pages import Page
 from support.postgres import ROOT
 
@@ -20,8 +21,21 @@ def texts() -> list[str]:
     return [text for language, text in blocks if not language]
 
 
+def test_it_shows_what_the_command_prints() -> None:
+    paris = CronItem("t", "30 2 * * *", tz="Europe/Paris")
+    runs = paris.occurrences(datetime(2030, 3, 30, 12, tzinfo=UTC), datetime(2030, 4, 1, 12, tzinfo=UTC))
+    shown = "".join(f"{_at(paris, at)}\n" for at in runs)
+    assert f"--tz Europe/Paris -n 2\n{shown}```" in PAGE.read_text()
+
+
 async def test_the_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    page = Page("cron.md")
+    page = Page("cron.md", dsn="postgresql://localhost/mine")
+    names = await page.run()
+    assert [(item.identifier, item.payload) for item in names["app"].cron.items] == [
+        ("clean_up_more", {"days": 7}),
+        ("clean_up", {}),
+    ]
+    assert {item.queue_name for item in names["app"].cron.items} == {"housekeeping"}
     names = await page.run()
     assert [item.match for item in names["items"][:2]] == ["0 4 * * *", "30 8 * * 1,4"]
     assert names["items"][2].next_after(datetime(2030, 1, 2, tzinfo=UTC)) == datetime(2030, 4, 1, tzinfo=UTC)

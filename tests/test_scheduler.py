@@ -398,6 +398,29 @@ class TestBackfilling:
         )
         assert [tuple(row) for row in rows] == [(10 * 1440, 1440, True)]
 
+    @pytest.mark.parametrize(
+        ("mode", "run_at"), [("replace", NEW_YEAR + HOUR), ("preserve_run_at", NEW_YEAR)]
+    )
+    async def test_of_jobs_with_a_key_one_is_left(self, desk: Desk, mode: str, run_at: datetime) -> None:
+        await desk.know("t", since=NEW_YEAR)
+        scheduler = desk.scheduler(f"* * * * * t ?fill=1d&jobKey=k&jobKeyMode={mode}")
+        await desk.at(scheduler, NEW_YEAR + HOUR + timedelta(seconds=1))
+        [job] = await desk.jobs()
+        assert (job["run_at"], json.loads(job["payload"])["_cron"]["ts"]) == (
+            run_at,
+            "2021-01-01T01:00:00.000Z",
+        )
+
+    async def test_a_job_with_a_key_that_runs_meanwhile_is_left_alone(self, desk: Desk) -> None:
+        await desk.know("t", since=NEW_YEAR)
+        await desk.db.execute("select graphile_worker.add_job('t', '{}', job_key := 'k')")
+        await desk.db.execute("update graphile_worker._private_jobs set locked_at = now(), locked_by = 'w'")
+        await desk.at(desk.scheduler("* * * * * t ?fill=1d&jobKey=k"), NEW_YEAR + HOUR)
+        assert sorted((job["key"] or "", job["payload"][:4]) for job in await desk.jobs()) == [
+            ("", "{}"),
+            ("k", '{"_c'),
+        ]
+
     async def test_it_can_be_stopped(self, desk: Desk) -> None:
         await desk.know("t", since=NEW_YEAR)
         scheduler = desk.scheduler("* * * * * t ?fill=1000w")

@@ -89,7 +89,7 @@ async def schedule(connection: Connection, schema: Schema, due: Sequence[Due], a
             return []
         keys = [one.spec.job_key for one in new if one.exclusive]
         unfinished = await connection.fetch(statements["find_unfinished"], keys) if keys else []
-        added = list(_without_overlap(new, {row["key"] for row in unfinished}))
+        added = _lasting(list(_without_overlap(new, {row["key"] for row in unfinished})))
         await around([one.spec for one in added], partial(_add, connection, schema))
         executed = {one.identifier: one.minute for one in new}
         await connection.execute(statements["record_executions"], list(executed), list(executed.values()))
@@ -126,6 +126,22 @@ def _without_overlap(due: Iterable[Due], unfinished: set[str]) -> Iterator[Due]:
                 continue
             unfinished.add(one.spec.job_key)
         yield one
+
+
+def _lasting(due: list[Due]) -> list[Due]:
+    """Without those that the next one of the same schedule would replace before anybody has seen them.
+
+    Of each key the first stays too, for its time may be the one that is preserved.
+    """
+    ends: dict[tuple[str, str], tuple[Due, Due]] = {}
+    for one in due:
+        if one.spec.job_key is not None:
+            first, _ = ends.get(key := (one.spec.job_key, one.identifier), (one, one))
+            ends[key] = first, one
+    if not ends:
+        return due
+    kept = {(one.minute, one.place) for pair in ends.values() for one in pair}
+    return [one for one in due if one.spec.job_key is None or (one.minute, one.place) in kept]
 
 
 def _runs(specs: Iterable[JobSpec]) -> Iterator[list[JobSpec]]:

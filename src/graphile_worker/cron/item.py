@@ -204,7 +204,7 @@ class CronItem:
             ConfigurationError: The database would not take such a job.
         """
         ts = as_minute(minute)
-        cron = {"ts": ts.strftime("%Y-%m-%dT%H:%M:00.000Z"), "backfilled": backfilled}
+        cron = {"ts": f"{ts.isoformat()[:16]}:00.000Z", "backfilled": backfilled}
         try:
             return JobSpec(
                 self.task,

@@ -63,6 +63,8 @@ Europe/Paris?
 
 def as_minute(moment: datetime) -> datetime:
     """The minute that a moment is in, in UTC, which is what a moment without a time zone is taken for."""
+    if moment.tzinfo is UTC and not moment.second and not moment.microsecond:
+        return moment
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return moment.astimezone(UTC).replace(second=0, microsecond=0)
