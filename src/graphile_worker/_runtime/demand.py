@@ -38,7 +38,8 @@ class Demand:
         self._clock = clock
         self.prefetching = options.prefetch > 0
         """Off while jobs that were claimed ahead have waited too long for a slot."""
-        self.ended = False
+        self.ended = self.closed = False
+        """Whether nothing more is to be claimed; whether nothing is for now, because middleware says so."""
 
     def resume(self) -> None:
         """A slot has become free: claim ahead (again)."""
@@ -84,8 +85,9 @@ class Demand:
         run_length = self._prefetch if self.ahead and wanted > for_slots else 1
         if not has_results:
             wanted = min(wanted, self._looks.told or wanted)
-        passage = self._gates.pass_through(wanted, self._in_hand.all) if self._gates else Passage(wanted)
-        if passage.wanted <= 0:
+        passage = self._gates.pass_through(wanted, self._in_hand.unended) if self._gates else Passage(wanted)
+        self.closed = passage.wanted <= 0
+        if self.closed:
             self._looks.postpone()  # until a job has ended, as a rule
             return NOTHING
         return Wish(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from graphile_worker._runtime.results import Results
 from graphile_worker._runtime.slots import Slots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from graphile_worker._db.exchange import Held, Locked, Reply, Result
     from graphile_worker._runtime.executor import Executor
@@ -66,6 +67,11 @@ class InHand:
 
     def __len__(self) -> int:
         return len(self.all)
+
+    @property
+    def unended(self) -> Iterator[Held]:
+        """Those that run, or wait for a slot."""
+        return chain(self.slots.running, self.prefetched)
 
     def announce(self) -> None:
         """Tell what there is."""

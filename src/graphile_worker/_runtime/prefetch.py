@@ -13,7 +13,7 @@ from graphile_worker._db.exchange import Result
 from graphile_worker.outcome import Returned
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from graphile_worker._db.exchange import Held, QueueLock
     from graphile_worker.emitter import Events
@@ -51,6 +51,9 @@ class Prefetched:
 
     def __len__(self) -> int:
         return len(self._since)
+
+    def __iter__(self) -> Iterator[Held]:
+        return iter(self._since)
 
     @property
     def ready(self) -> int:

@@ -367,7 +367,7 @@ class Worker(Service):
         return max(0.0, min(delays))
 
     def _check_idle(self) -> None:
-        done = self._stopping or (self._options.once and self._nothing_left)
+        done = self._stopping or (self._options.once and (self._nothing_left or self._demand.closed))
         if done and self.leaves_nothing:
             self.idle.set()
 
