@@ -148,7 +148,7 @@ class TestRunning:
         (folder / "crontab").write_text("* * * * hello\n60 * * * * hello\n")
         done = await asyncio.to_thread(command, folder, "-c", database)
         assert done.returncode == 1
-        assert "crontab:1:1: expected five fields" in done.stderr
+        assert "crontab:1:1: '* * * * hello' is too short; expected five fields" in done.stderr
         assert "crontab:2:1: the minute '60' is too large" in done.stderr
 
 

@@ -134,7 +134,10 @@ class TestRefusing:
     def test_too_few_fields(self) -> None:
         line, column, text, message = fault("\n * * * * task")
         assert (line, column, text) == (2, 2, "* * * * task")
-        assert message.startswith("expected five fields (minute, hour, day of month, month, day of week)")
+        assert message == (
+            "'* * * * task' is too short; "
+            "expected five fields (minute, hour, day of month, month, day of week) and a task"
+        )
 
     def test_two_words_for_a_task(self) -> None:
         assert fault("* * * * * two words")[:3] == (1, 15, "words")
@@ -182,7 +185,7 @@ class TestRefusing:
             ),
             ("* * * * * t {a: }", 17, "}", 'the payload is no JSON5: unexpected "}"'),
             ("* * * * * t # x", 13, "# x", "'#' is not understood; expected ?options or a {payload}, up to"),
-            ("@daily t", 1, "@daily t", "expected five fields"),
+            ("@daily t", 1, "@daily t", "'@daily t' is too short; expected five fields"),
             ("@daily * * * * t", 1, "@daily", "'@daily' is only understood in extended mode"),
         ],
     )

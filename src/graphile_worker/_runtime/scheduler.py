@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _MINUTE = timedelta(minutes=1)
 _JUST_AFTER = 0.001
+_HARDLY_EARLY = timedelta(seconds=1)
+"""What the database's time is between its answers is an estimate."""
 _CHUNK = 2000
 """How many jobs are added at once, while catching up: more would hold up others on the event loop."""
 _LONGEST_SLEEP = 10.0
@@ -134,7 +136,7 @@ class Scheduler(Service):
         now = self._clock.now()
         last = now.replace(second=0, microsecond=0)
         if now < first:
-            if self._awaited == first:
+            if self._awaited == first and first - now > _HARDLY_EARLY:
                 self._events.emit(
                     event.CronPrematureTimer(
                         worker_pool=self._pool, current_timestamp=now, expected_timestamp=first

@@ -166,7 +166,8 @@ class _Line:
         count = 1 if words[0].text.startswith("@") and not self.strict else len(FIELDS)
         if len(words) <= count:
             names = ", ".join(field.name for field in FIELDS)
-            self.fault(Word(start, self.text[start:]), f"expected five fields ({names}) and a task")
+            whole = Word(start, self.text[start:])
+            self.fault(whole, f"{whole.text!r} is too short; expected five fields ({names}) and a task")
             return None
         if self.strict and words[0].text.lower() in NICKNAMES:
             self.fault(
