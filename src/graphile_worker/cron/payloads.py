@@ -8,8 +8,6 @@ import re
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-import json5
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -44,6 +42,8 @@ def parse_payload(text: str) -> dict[str, Any]:
         pass  # it is more than JSON, which is read a hundred times faster
     except RecursionError:
         raise PayloadFaultError("the payload is nested too deeply", 0) from None
+    import json5  # noqa: PLC0415 - it takes its time, and most programs have no use for it
+
     try:
         return _read(json5.loads, text)
     except ValueError as error:
