@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, Unpack
 
 from graphile_worker.blocking import Blocking
 from graphile_worker.clients import DEFAULTS, Clients
-from graphile_worker.decorator import TaskDecorator
+from graphile_worker.decorator import CronDecorator, TaskDecorator
 from graphile_worker.emitter import Events
 from graphile_worker.errors import ConfigurationError, InvalidJobError
 from graphile_worker.job import Job, JobSpec
+from graphile_worker.loader import load_cron_items
 from graphile_worker.middleware.base import check_middleware
 from graphile_worker.options import OnceOptions, RunOptions
 from graphile_worker.runner import run, run_once, wait_until_ended
@@ -75,6 +76,7 @@ class App:
 
     Attributes:
         task: The decorator that makes a function a task of this app: see `TaskDecorator`.
+        cron: The decorator that says when jobs of a task are to be added: see `CronDecorator`.
         events: Where listeners can be added, for all workers of this app in this process.
 
     Example:
@@ -118,6 +120,7 @@ class App:
         self._tasks: dict[str, AnyTask] = {}
         self._blocking = Blocking()
         self.task = TaskDecorator(self._declare)
+        self.cron = CronDecorator()
 
     def __repr__(self) -> str:
         return f"App(tasks={list(self._tasks)!r})"
@@ -360,6 +363,12 @@ class App:
     @asynccontextmanager
     async def _worker(self, options: RunOptions) -> AsyncIterator[Runner]:
         _check_options(options, RunOptions)
+        options["cron_items"] = [
+            *self.cron.items,
+            *load_cron_items(
+                options.pop("crontab", None), options.pop("crontab_file", None), options.get("cron_items")
+            ),
+        ]
         runner = await run(self._served(), **self._clients.settings, **self._of_workers, **options)
         with self._clients.lent(runner.utils):  # no need for more connections
             yield runner

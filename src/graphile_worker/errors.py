@@ -4,6 +4,7 @@
 
     GraphileWorkerError
     ├── ConfigurationError         a setting or an argument is missing or wrong
+    │   ├── CrontabError           a crontab cannot be read
     │   └── MissingExtraError      a feature needs a package that is not installed
     ├── TaskError                  a task cannot be run
     │   ├── InvalidPayloadError    its payload does not fit
@@ -25,7 +26,7 @@ A message says what happened and what to do next. None of them carries a passwor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +38,31 @@ class GraphileWorkerError(Exception):
 
 class ConfigurationError(GraphileWorkerError):
     """A setting or an argument is missing or wrong."""
+
+
+class CrontabProblem(NamedTuple):
+    """One thing that is wrong in a crontab. Lines and columns begin at 1."""
+
+    line: int
+    column: int
+    text: str
+    message: str
+
+
+class CrontabError(ConfigurationError):
+    """A crontab cannot be read.
+
+    Attributes:
+        problems: All that is wrong in it, each with its line, its column and the text there.
+    """
+
+    def __init__(self, problems: Sequence[CrontabProblem], source: str = "crontab") -> None:
+        self.problems = tuple(problems)
+        super().__init__(
+            "\n".join(
+                f"{source}:{problem.line}:{problem.column}: {problem.message}" for problem in self.problems
+            )
+        )
 
 
 class MissingExtraError(ConfigurationError):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphile_worker._runtime.lifecycle import Drained, Runner
 from graphile_worker.errors import ConfigurationError, ShutdownError
-from graphile_worker.loader import load_tasks
+from graphile_worker.loader import load_cron_items, load_tasks
 from graphile_worker.options import WorkerOptions
 
 __all__ = ["Drained", "Runner", "run", "run_once"]
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from graphile_worker.liveness import OnRecovery
     from graphile_worker.logs import AnyLogger
     from graphile_worker.middleware import Middleware
-    from graphile_worker.options import FlagsOption
+    from graphile_worker.options import CronItems, FlagsOption
     from graphile_worker.task_options import OnInvalidPayload
 
 
@@ -62,6 +62,9 @@ async def run(
     on_invalid_payload: OnInvalidPayload = "retry",
     lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
     middleware: Iterable[Middleware] | None = None,
+    crontab: str | None = None,
+    crontab_file: str | PathLike[str] | None = None,
+    cron_items: CronItems | None = None,
     health: str | int | None = None,
     handle_signals: bool = True,
     migrate: bool = True,
@@ -114,6 +117,9 @@ async def run(
             what it gives is at ``ctx.state``.
         middleware: What stands around the running of its jobs, and the adding of jobs by them: see
             docs/middleware.md.
+        crontab: Recurring tasks, as the text of a crontab: see docs/cron.md.
+        crontab_file: The same as a file, in place of `crontab`.
+        cron_items: The same as a list of `CronItem` or of dictionaries, in place of either.
         health: Where to answer ``/live`` and ``/ready`` over HTTP: a port, or ``"host:port"``.
         handle_signals: Stop at SIGINT, SIGTERM, SIGHUP and SIGUSR2; afterwards the signal takes its usual
             course.
@@ -143,6 +149,7 @@ async def run(
     """
     given = dict(locals())
     tasks = _tasks_of(given.pop("tasks"), given.pop("task_directory"))
+    given["cron_items"] = load_cron_items(given.pop("crontab"), given.pop("crontab_file"), cron_items)
     runner = Runner(tasks, WorkerOptions.of(**given))
     await runner.start()
     return runner

@@ -22,6 +22,7 @@ from graphile_worker._runtime.in_hand import InHand
 from graphile_worker._runtime.job_log import JobLog
 from graphile_worker._runtime.lifeline import Lifeline
 from graphile_worker._runtime.notifier import Notifier
+from graphile_worker._runtime.scheduler import Scheduler
 from graphile_worker._runtime.sidecar import Sidecar
 from graphile_worker._runtime.stale_locks import StaleLocks
 from graphile_worker._runtime.sweeping import Sweeping
@@ -87,6 +88,7 @@ class Parts:
         self.worker.on_saved = self._leave
         self._sweeping = self._make_sweeping()
         self._cancelling = self._make_cancelling()
+        self._scheduler = self._make_scheduler()
         self.notifier = self._make_notifier(on_migration)
         self._stale_locks = self._make_stale_locks(check_revisions)
         self.health = HealthCheck(
@@ -101,7 +103,8 @@ class Parts:
         )
 
     def _make_worker(self, handlers: Mapping[str, Handler]) -> Worker:
-        options, clock = self._options, Clock(local=self._options.use_local_time)
+        options = self._options
+        self._clock = clock = Clock(local=options.use_local_time)
         self.surroundings = surroundings = Surroundings(
             worker_id=self.pool.id,
             utils=self.utils,
@@ -166,6 +169,16 @@ class Parts:
             logger=self.logger,
         )
 
+    def _make_stale_locks(self, check_revisions: Callable[[], Awaitable[None]]) -> StaleLocks:
+        return StaleLocks(
+            pool=self.pool,
+            options=self._options,
+            session=self.session,
+            check_revisions=check_revisions,
+            events=self._options.events,
+            logger=self.logger,
+        )
+
     def _make_sweeping(self) -> Sweeping | None:
         options = self._options
         if options.terms is None:
@@ -178,13 +191,17 @@ class Parts:
         sweeper = Sweeper(session=self.session, name=self.pool.id, own_id=self.pool.id, policy=policy)
         return Sweeping(pool=self.pool, sweeper=sweeper, events=options.events, logger=self.logger)
 
-    def _make_stale_locks(self, check_revisions: Callable[[], Awaitable[None]]) -> StaleLocks:
-        return StaleLocks(
+    def _make_scheduler(self) -> Scheduler | None:
+        options = self._options
+        if options.once or not options.cron_items:
+            return None
+        return Scheduler(
             pool=self.pool,
-            options=self._options,
+            items=options.cron_items,
             session=self.session,
-            check_revisions=check_revisions,
-            events=self._options.events,
+            utils=self.utils,
+            clock=self._clock,
+            events=options.events,
             logger=self.logger,
         )
 
@@ -208,11 +225,21 @@ class Parts:
             self._sweeping.start()
         if not self._options.once:
             self._stale_locks.start()
+        if self._scheduler is not None:
+            self._scheduler.warn_of_strangers()
+            self._scheduler.start()
         if self._options.listen:
             self.notifier.start()
 
+    def end_schedule(self) -> None:
+        """Add no more jobs of recurring tasks."""
+        if self._scheduler is not None:
+            self._scheduler.cancel()
+
     async def close(self) -> None:
         """End them, whether or not they began."""
+        if self._scheduler is not None:
+            await self._scheduler.stop()
         await self.notifier.stop()
         await self._stale_locks.stop()
         await self._cancelling.stop()
