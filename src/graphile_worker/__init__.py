@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         SchemaTooOldError,
         ShutdownError,
         TaskError,
+        TaskProcessError,
         TaskTimeoutError,
     )
     from graphile_worker.job import Job, JobKeyMode, JobSpec, JobState
@@ -78,6 +79,7 @@ __all__ = [
     "Stats",
     "Task",
     "TaskError",
+    "TaskProcessError",
     "TaskStats",
     "TaskTimeoutError",
     "WorkerInfo",
@@ -126,6 +128,7 @@ _HOMES = {
             "SchemaTooOldError",
             "ShutdownError",
             "TaskError",
+            "TaskProcessError",
             "TaskTimeoutError",
         ),
         "job": (

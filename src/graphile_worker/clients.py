@@ -40,6 +40,9 @@ class Clients:
         settings: What each is made with: a value for each of the `DEFAULTS`.
     """
 
+    everywhere: WorkerUtils | None = None
+    """For all event loops, if it is not None."""
+
     def __init__(self, settings: dict[str, Any]) -> None:
         WorkerUtils(**settings)  # what is wrong with them is better said now
         self.settings = settings
@@ -68,6 +71,8 @@ class Clients:
     @property
     def utils(self) -> WorkerUtils:
         """That of this event loop."""
+        if self.everywhere is not None:
+            return self.everywhere
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:

@@ -51,6 +51,7 @@ _SWITCHES = (
     "exit_if_stuck",
 )
 _COUNTS = {"concurrency": 1, "prefetch": 0}
+_COUNTS_OR_NONE = ("max_task_processes", "max_jobs_per_task_process")
 _MOST = 100_000
 _LONGEST_LEASE = 10_800.0
 """Graphile Worker takes what was locked for four hours from anybody, and we lock anew every hour."""
@@ -74,6 +75,8 @@ class OnceOptions(TypedDict, total=False):
     refund_attempt_on_recovery: bool
     on_recovery: OnRecovery | None
     exit_if_stuck: bool
+    max_task_processes: int | None
+    max_jobs_per_task_process: int | None
     handle_signals: bool
     migrate: bool
 
@@ -118,6 +121,8 @@ class WorkerOptions:
     refund_attempt_on_recovery: bool = False
     on_recovery: OnRecovery | None = None
     exit_if_stuck: bool = False
+    max_task_processes: int | None = None
+    max_jobs_per_task_process: int | None = None
     on_invalid_payload: str = "retry"
     lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None
     middleware: Sequence[Middleware] = ()
@@ -154,17 +159,21 @@ class WorkerOptions:
             raise ConfigurationError("Pass listen_dsn, or listen=False, not both.")
         self._check_types()
         for name, least in _COUNTS.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
-                raise ConfigurationError(
-                    f"{name} is {value!r}; it must be an integer from {least} to {_MOST:,}."
-                )
+            self._check_count(name, least)
+        for name in _COUNTS_OR_NONE:
+            if getattr(self, name) is not None:
+                self._check_count(name, 1)
         self._check_leases()
         if self.min_reset_locked_interval > self.max_reset_locked_interval:
             raise ConfigurationError(
                 f"min_reset_locked_interval ({self.min_reset_locked_interval} s) is longer than "
                 f"max_reset_locked_interval ({self.max_reset_locked_interval} s)."
             )
+
+    def _check_count(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+            raise ConfigurationError(f"{name} is {value!r}; it must be an integer from {least} to {_MOST:,}.")
 
     def _check_types(self) -> None:
         if not isinstance(self.events, Events):

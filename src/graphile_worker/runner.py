@@ -59,6 +59,8 @@ async def run(
     refund_attempt_on_recovery: bool = False,
     on_recovery: OnRecovery | None = None,
     exit_if_stuck: bool = False,
+    max_task_processes: int | None = None,
+    max_jobs_per_task_process: int | None = None,
     on_invalid_payload: OnInvalidPayload = "retry",
     lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
     middleware: Iterable[Middleware] | None = None,
@@ -107,6 +109,10 @@ async def run(
             `Recovery`, or None for the default; may be async.
         exit_if_stuck: End this process if others may take its jobs and they cannot be stopped, because they
             run on threads or block the event loop. The command does so.
+        max_task_processes: How many processes to start at most for tasks with ``executor="process"``; by
+            default as many as there are processors.
+        max_jobs_per_task_process: After how many jobs such a process is replaced by a new one, for code that
+            does not give back its memory; by default never.
         on_invalid_payload: What becomes of a job whose payload does not fit the parameters of a task that was
             made with ``@task``: ``"retry"``, as after any failure, for a newer deploy may understand it, or
             ``"fail"``.
@@ -172,6 +178,8 @@ async def run_once(
     refund_attempt_on_recovery: bool = False,
     on_recovery: OnRecovery | None = None,
     exit_if_stuck: bool = False,
+    max_task_processes: int | None = None,
+    max_jobs_per_task_process: int | None = None,
     on_invalid_payload: OnInvalidPayload = "retry",
     lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
     middleware: Iterable[Middleware] | None = None,
