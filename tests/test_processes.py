@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -331,7 +332,7 @@ class TestStopping:
         heard = Heard()
         job = await result(database, "overstay", heard, {"path": str(tmp_path / "told")})
         assert job is not None
-        assert job.last_error == "It took longer than its timeout of 0.3 s"
+        assert job.last_error == "It took longer than its timeout of 2 s"
         assert isinstance(heard.named("job:error")[0].error, TaskTimeoutError)
         for pid in await words_of(tmp_path / "told"):
             await until_gone(int(pid))
@@ -341,7 +342,7 @@ class TestStopping:
         async with running(these("extend"), database, heard=heard) as runner:
             await runner.add_job("extend", {"path": str(path), "gate": str(gate)})
             await pid_of(path)
-            await asyncio.sleep(0.6)  # longer than it had
+            await asyncio.sleep(1.7)  # longer than it had
             await _open(gate)
             await heard.until("job:complete")
         assert heard.counts["job:error"] == 0
@@ -354,7 +355,7 @@ class TestStopping:
             await pid_of(path)
             await runner.add_job("quick")
             await heard.until("job:start", 2)
-            await asyncio.sleep(0.4)  # longer than it has
+            await asyncio.sleep(1.2)  # longer than it has
             await _open(gate)
             await heard.until("job:complete", 2)
 
@@ -386,9 +387,9 @@ class TestStopping:
     async def test_one_that_is_only_starting_can_be_interrupted_too(
         self, database: str, tmp_path: Path
     ) -> None:
-        heard = Heard()
-        async with running(these("tell"), database, heard=heard) as runner:
-            await runner.add_job("tell", {"path": str(tmp_path / "told")})
+        heard, gate = Heard(), gate_at(tmp_path / "gate")
+        async with running(these("wait"), database, heard=heard) as runner:
+            await runner.add_job("wait", {"path": str(tmp_path / "told"), "gate": str(gate)})
             await heard.until("job:start")
             await runner.stop(grace=0)
         assert heard.counts["job:interrupted"] == 1
@@ -409,6 +410,14 @@ class TestContext:
         assert "lock" in said.odd
         assert "to be read by nobody" not in records
         assert "KnownError: as it is" in (records["with a traceback"].exc_text or "")
+
+    async def test_a_fork_of_it_logs_for_itself(
+        self, database: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        assert await result(database, "log_in_fork") is None
+        assert "in the process" in caplog.text
+        assert "in a fork" not in caplog.text
+        assert "in a fork" in capfd.readouterr().err
 
     async def test_state_goes_along_if_it_can_be_pickled(self, database: str, tmp_path: Path) -> None:
         @asynccontextmanager
@@ -469,6 +478,11 @@ class TestFinding:
         lost = task("lost", executor="process")(computing.odd)
         with pytest.raises(ConfigurationError, match=r"support.computing.odd: it is not there. Declare it"):
             read_handlers({"lost": lost})
+
+    def test_a_task_is_pickled_as_the_place_where_it_is(self) -> None:
+        assert pickle.loads(pickle.dumps(computing.tell)) is computing.tell
+        included = computing.app.tasks["of_app"]
+        assert pickle.loads(pickle.dumps(included)) is computing.of_app
 
     def test_only_process_can_be_said(self) -> None:
         wrongs: list[Any] = ["thread", "loop", 3, []]

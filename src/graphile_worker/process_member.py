@@ -193,9 +193,13 @@ class _Logging(logging.Handler):
     def __init__(self, line: Line) -> None:
         super().__init__()
         self._line = line
+        self._process = os.getpid()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
+            if os.getpid() != self._process:  # a task has forked: the line is not for two
+                logging.StreamHandler().emit(record)
+                return
             self._line.send(Logged(carry_record(record)))
         except Exception:  # noqa: BLE001 - as handlers do
             self.handleError(record)

@@ -56,14 +56,14 @@ def wait(path: str, gate: str) -> None:
     Path(gate).read_text()
 
 
-@task(executor="process", timeout=0.3)
+@task(executor="process", timeout=2)
 def overstay(path: str) -> None:
     child = subprocess.Popen(["sleep", "600"])
     say_pid(path, child.pid)
     child.wait()
 
 
-@task(executor="process", timeout=0.2)
+@task(executor="process", timeout=1)
 def quick() -> None: ...
 
 
@@ -93,6 +93,15 @@ def leave_fork_behind(path: str) -> None:
         threading.Event().wait()
     say_pid(path, child)
     os._exit(4)
+
+
+@task(executor="process")
+def log_in_fork() -> None:
+    child = os.fork()
+    logging.getLogger("shop").error("in %s", "a fork" if not child else "the process")
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
 
 
 @task(executor="process", retry=ByException({KnownError: [600], OddError: [700]}))
@@ -191,7 +200,7 @@ def look_at_deadline(path: str, ctx: JobContext) -> None:
     Path(path).write_text(f"{(ctx.deadline - ctx.now()).total_seconds()} {bool(ctx.stopping)}")
 
 
-@task(executor="process", timeout=0.5)
+@task(executor="process", timeout=1.5)
 def extend(path: str, gate: str, ctx: JobContext) -> None:
     ctx.extend_deadline(60)
     wait.function(path, gate)

@@ -9,12 +9,16 @@ import pickle
 import sys
 import traceback
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphile_worker.errors import BatchError, TaskError
 from graphile_worker.outcome import ControlFlow
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _PACKAGE = str(Path(__file__).parents[1])
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 _formatter = logging.Formatter()
 
 
@@ -75,16 +79,30 @@ def carry_record(record: logging.LogRecord) -> bytes:
     if record.exc_info and not record.exc_text:
         record.exc_text = _formatter.formatException(record.exc_info)
     record.exc_info = None
-    about = vars(record)
-    return _pickled(about) or pickle.dumps(
-        {name: value if _pickled(value) is not None else repr(value) for name, value in about.items()}
+    about = {
+        name: value if type(value) in _PLAIN else _Extra(_pickled(value), _text(value, repr))
+        for name, value in vars(record).items()
+    }
+    return pickle.dumps(about)
+
+
+def record_of(carried: bytes) -> logging.LogRecord:
+    """The record; what it carries along and is not known here is there as text."""
+    about: dict[str, Any] = pickle.loads(carried)  # noqa: S301 - our own
+    return logging.makeLogRecord(
+        {name: value.here() if isinstance(value, _Extra) else value for name, value in about.items()}
     )
 
 
-def record_of(carried: bytes) -> logging.LogRecord | None:
-    """The record; None if it is about something that is not known here."""
-    about = _loaded(carried)
-    return logging.makeLogRecord(about) if isinstance(about, dict) else None
+class _Extra(NamedTuple):
+    """Something that a record carries along."""
+
+    pickled: bytes | None
+    shown: str
+
+    def here(self) -> Any:
+        found = None if self.pickled is None else _loaded(self.pickled)
+        return self.shown if found is None else found
 
 
 class _Known(pickle.Unpickler):
@@ -122,9 +140,9 @@ def _likeness(carried: CarriedError) -> BaseException:
     return error
 
 
-def _text(error: BaseException) -> str:
+def _text(value: object, text_of: Callable[[Any], str] = str) -> str:
     try:
-        return str(error)
+        return text_of(value)
     except Exception:  # noqa: BLE001 - an exception whose text cannot be had is still an exception
         return ""
 

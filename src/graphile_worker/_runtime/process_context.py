@@ -114,6 +114,8 @@ class ThroughWorker:
         return blocking(coroutine)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
         refuse_while_importing()
         raise TaskError(
             f"{name} cannot be had in a process: jobs can be added there, and the worker's connections stay "

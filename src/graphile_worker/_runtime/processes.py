@@ -219,10 +219,7 @@ class Processes:
         return Answer(asked.number, value, None)
 
     def _log(self, carried: bytes) -> None:
-        record = record_of(carried)
-        if record is None:
-            return
-        own = self._logger()
+        record, own = record_of(carried), self._logger()
         logger = own if record.name == own.name else logging.getLogger(record.name)
         if logger.isEnabledFor(record.levelno):
             logger.handle(record)
