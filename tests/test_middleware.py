@@ -505,7 +505,7 @@ class TestConcurrencyLimits:
 
     async def test_a_middleware_that_fails_to_say_does_not_stop_the_worker(self, database: str) -> None:
         class Broken(Middleware):
-            def room(self, task: str, in_hand: int) -> int | None:
+            def room(self, task: str, in_hand: int) -> int | None:  # noqa: ARG002
                 raise RuntimeError("no idea")
 
         async with WorkerUtils(database) as utils:

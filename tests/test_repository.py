@@ -51,8 +51,10 @@ def test_the_public_names_are_these() -> None:
             "JobContext",
             "JobError",
             "JobKeyMode",
+            "JobSkippedError",
             "JobSpec",
             "JobState",
+            "Middleware",
             "MissingExtraError",
         ),
         *(

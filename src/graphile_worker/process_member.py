@@ -27,8 +27,6 @@ from graphile_worker._runtime.handlers import OfTask
 from graphile_worker._runtime.process_context import Limits, Shared, ThroughWorker
 from graphile_worker._runtime.references import Importing, follow
 from graphile_worker._runtime.wire import Answer, Done, Line, Load, Logged, Raised, Run, Setup, Stop
-from graphile_worker.app import App
-from graphile_worker.clients import Clients
 from graphile_worker.errors import GraphileWorkerError, TaskError
 from graphile_worker.loader import load_tasks
 from graphile_worker.outcome import unwrapped
@@ -124,18 +122,19 @@ class ProcessMember:
     def _load(self, reference: Reference) -> None:
         task = self._find(reference)
         self._handlers[reference] = OfTask(task, on_invalid_payload=self._on_invalid_payload)
-        if not task.is_loose and isinstance(task.queue, App):
+        app = sys.modules.get("graphile_worker.app")  # not imported here: it brings all that a worker needs
+        if app is not None and not task.is_loose and isinstance(task.queue, app.App):
             task.queue.add_jobs_through(self._shared.utils)
 
     def _find(self, reference: Reference) -> Task[Any, Any, Any]:
-        Importing.now, Clients.everywhere = True, self._shared.utils
+        Importing.now = True
         try:
             if reference.folder is not None:
                 found = load_tasks(reference.folder).get(reference.name)
             else:
                 found = follow(reference, self._program)
         finally:
-            Importing.now, Clients.everywhere = False, None
+            Importing.now = False
         task = task_of(found)
         if task is None:
             raise TaskError(

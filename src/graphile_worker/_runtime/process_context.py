@@ -116,7 +116,6 @@ class ThroughWorker:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        refuse_while_importing()
         raise TaskError(
             f"{name} cannot be had in a process: jobs can be added there, and the worker's connections stay "
             "with the worker. Do it in a task that runs on the event loop or on a thread, or open a "
