@@ -61,6 +61,8 @@ class OnceOptions(TypedDict, total=False):
     """What `App.run_once` takes: of the arguments of `run_once` those that an app does not have itself."""
 
     concurrency: int
+    max_task_processes: int | None
+    max_jobs_per_task_process: int | None
     prefetch: int
     prefetch_ttl: Duration
     forbidden_flags: FlagsOption
@@ -75,8 +77,6 @@ class OnceOptions(TypedDict, total=False):
     refund_attempt_on_recovery: bool
     on_recovery: OnRecovery | None
     exit_if_stuck: bool
-    max_task_processes: int | None
-    max_jobs_per_task_process: int | None
     handle_signals: bool
     migrate: bool
 
@@ -100,6 +100,8 @@ class WorkerOptions:
     pool: asyncpg.Pool | None = None
     schema: str | None = None
     concurrency: int = 1
+    max_task_processes: int | None = None
+    max_jobs_per_task_process: int | None = None
     max_pool_size: int = 10
     poll_interval: float = 2.0
     listen: bool = True
@@ -121,8 +123,6 @@ class WorkerOptions:
     refund_attempt_on_recovery: bool = False
     on_recovery: OnRecovery | None = None
     exit_if_stuck: bool = False
-    max_task_processes: int | None = None
-    max_jobs_per_task_process: int | None = None
     on_invalid_payload: str = "retry"
     lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None
     middleware: Sequence[Middleware] = ()
