@@ -301,6 +301,10 @@ class App:
         """
         self._clients.configure(settings)
 
+    def add_jobs_through(self, utils: WorkerUtils) -> None:
+        """Whatever the event loop, add jobs by that: in a process that runs tasks for a worker."""
+        self._clients.everywhere = utils
+
     def sets(self, setting: str) -> bool:
         """Whether the app itself says something about that setting of its connections."""
         return self._clients.sets(setting)

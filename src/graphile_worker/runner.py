@@ -38,6 +38,8 @@ async def run(
     pool: asyncpg.Pool | None = None,
     schema: str | None = None,
     concurrency: int = 1,
+    max_task_processes: int | None = None,
+    max_jobs_per_task_process: int | None = None,
     max_pool_size: int = 10,
     poll_interval: Duration = 2.0,
     listen: bool = True,
@@ -83,6 +85,10 @@ async def run(
             closed.
         schema: The schema's name; by default ``GRAPHILE_WORKER_SCHEMA``, or ``graphile_worker``.
         concurrency: How many jobs run at once.
+        max_task_processes: How many processes to start at most for tasks with ``executor="process"``; by
+            default as many as there are processors.
+        max_jobs_per_task_process: After how many jobs such a process is replaced by a new one, for code that
+            does not give back its memory; by default never.
         max_pool_size: How many connections tasks may use at once; the worker itself has three more.
         poll_interval: How often to look for jobs when nothing tells that there are any.
         listen: Off to only poll.
@@ -163,6 +169,8 @@ async def run_once(
     pool: asyncpg.Pool | None = None,
     schema: str | None = None,
     concurrency: int = 1,
+    max_task_processes: int | None = None,
+    max_jobs_per_task_process: int | None = None,
     max_pool_size: int = 10,
     prefetch: int = 0,
     prefetch_ttl: Duration = 300.0,
