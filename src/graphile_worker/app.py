@@ -6,7 +6,7 @@ import importlib
 import inspect
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, Unpack
@@ -29,7 +29,7 @@ from graphile_worker.task_options import (
 from graphile_worker.tasks import HandlerClass, Task, task_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from contextlib import AbstractAsyncContextManager
 
     import asyncpg
@@ -287,6 +287,23 @@ class App:
         return self._clients.sets(setting)
 
     @property
+    def settings(self) -> Mapping[str, Any]:
+        """How its connections are made, and what all its workers are given."""
+        return {**self._clients.settings, **self._of_workers}
+
+    @contextmanager
+    def lent(self, utils: WorkerUtils | None, **settings: Any) -> Iterator[None]:
+        """For a while use that one on this event loop, and these settings: for `graphile_worker.testing`."""
+        if settings:
+            self.close_sync()  # its connections are those that were said before
+        with self._clients.replaced(utils, settings):
+            try:
+                yield
+            finally:
+                if settings:
+                    self.close_sync()
+
+    @property
     def utils(self) -> WorkerUtils:
         """All that `WorkerUtils` can do, on connections of this event loop: `await app.utils.stats()`."""
         return self._clients.utils
@@ -308,6 +325,9 @@ class App:
 
         ``app.blocking(app.migrate())``, ``app.blocking(lambda: app.utils.stats())``.
         """
+        home = self._clients.home
+        if home is not None and home.is_running():
+            return self._blocking.run_on(home, work)
         return self._blocking.run(work)
 
     async def run(self, **options: Unpack[RunOptions]) -> None:
@@ -339,12 +359,12 @@ class App:
     async def run_once(self, **options: Unpack[OnceOptions]) -> Drained:
         """Run all jobs that can run now, and those that they add: see `graphile_worker.run_once`."""
         _check_options(options, OnceOptions)
-        return await run_once(self._served(), **self._clients.settings, **self._of_workers, **options)
+        return await run_once(self._served(), **self.settings, **options)
 
     @asynccontextmanager
     async def _worker(self, options: RunOptions) -> AsyncIterator[Runner]:
         _check_options(options, RunOptions)
-        runner = await run(self._served(), **self._clients.settings, **self._of_workers, **options)
+        runner = await run(self._served(), **self.settings, **options)
         with self._clients.lent(runner.utils):  # no need for more connections
             yield runner
 
