@@ -37,8 +37,8 @@ TASKS = ROOT / "docs" / "tasks.md"
 
 
 @pytest.fixture(scope="session")
-def databases(default_databases: Databases) -> Databases:
-    return default_databases
+def databases(graphile_worker_databases: Databases) -> Databases:
+    return graphile_worker_databases
 
 
 def test_the_tutorial(tmp_path: Path, short_folder: Path) -> None:

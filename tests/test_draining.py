@@ -116,9 +116,12 @@ async def test_by_priority_and_time_and_of_a_queue_one_after_the_other(database:
     app, said = make_app(database)
     act = app.tasks["act"]
     async with app:
-        for n, options in enumerate(
-            [{"queue_name": "q"}, {"queue_name": "q", "priority": -1}, {"priority": -2}], 1
-        ):
+        places: list[dict[str, Any]] = [
+            {"queue_name": "q"},
+            {"queue_name": "q", "priority": -1},
+            {"priority": -2},
+        ]
+        for n, options in enumerate(places, 1):
             await act.using(**options).enqueue("done", n)
         await act.using(queue_name="q", run_at=timedelta(seconds=-5)).enqueue("done", 4)
         assert (await drain(app)).done == 4
@@ -167,7 +170,8 @@ async def test_a_task_that_adds_itself_does_not_go_on_for_ever(database: str) ->
 
 
 async def test_threads_timeouts_batches_keys_and_payloads_that_do_not_fit(database: str) -> None:
-    app, ran = App(database), []
+    app = App(database)
+    ran: list[Any] = []
 
     @app.task
     def on_thread(ctx: JobContext, n: int) -> None:

@@ -100,7 +100,7 @@ class TestInline:
             clock.move(days=1)
             assert await drain(app) == Summary(done=1)
 
-    async def test_in_a_transaction(self, db: asyncpg.Connection, database: str) -> None:
+    async def test_in_a_transaction(self, db: asyncpg.Connection) -> None:
         app, said = make_app()
         transaction = db.transaction()
         await transaction.start()

@@ -42,7 +42,7 @@ class Databases:
 
     In code without an event loop:
         >>> with Databases(dsn) as databases, databases.fresh_sync() as fresh_dsn:
-        ...     ...
+        ...     pass
     """
 
     def __init__(self, server_dsn: str, *, schema: str | None = None) -> None:

@@ -42,8 +42,8 @@ async def enqueued(where: Where | Enqueuer[Any], task: What | None = None) -> li
         >>> async def test():
         ...     async with WorkerUtils(dsn=dsn) as utils:
         ...         await utils.migrate()
-        ...         await utils.add_job("hello", {"name": "Ann"})
-        ...         return [job.payload for job in await enqueued(utils, "hello")]
+        ...         await utils.add_job("farewell", {"name": "Ann"})
+        ...         return [job.payload for job in await enqueued(utils, "farewell")]
         >>> asyncio.run(test())
         [{'name': 'Ann'}]
     """
