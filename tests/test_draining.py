@@ -16,6 +16,7 @@ from graphile_worker import (
     App,
     Cancel,
     ConfigurationError,
+    DatabaseError,
     Fail,
     InvalidJobError,
     Job,
@@ -279,6 +280,23 @@ async def test_what_cannot_be_stored_of_an_error_is_left_out(database: str) -> N
         assert (await drain({"odd": odd}, dsn=database)).failed == 1
         [job] = await utils.list_jobs()
         assert job.locked_by is None
+
+
+async def test_a_result_that_somebodys_transaction_does_not_let_us_record(
+    database: str, db: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graphile_worker.testing.hands._BUSY", 0.05)
+    transaction = db.transaction()
+
+    async def locked(_payload: object) -> None:
+        await transaction.start()
+        await db.execute("select from graphile_worker._private_jobs for update")
+
+    async with WorkerUtils(database) as utils:
+        await utils.add_job("locked")
+    with pytest.raises(DatabaseError, match="What became of job 1 cannot be recorded: a transaction has"):
+        await drain({"locked": locked}, dsn=database)
+    await transaction.rollback()
 
 
 async def test_with_one_connection_in_the_pool(database: str) -> None:

@@ -184,6 +184,19 @@ class TestUsing:
             assert job.run_at == datetime(2040, 1, 2, tzinfo=UTC)
         assert len(await enqueued(db)) == 1
 
+    async def test_the_clock_goes_along(self, db: asyncpg.Connection, database: str) -> None:
+        app, said = make_app(database)
+        clock = Clock(datetime(2040, 1, 1, tzinfo=UTC))
+        hello = app.tasks["hello"].using(run_at=datetime(2040, 1, 1, tzinfo=UTC))
+        async with app, using(app, clock=clock):
+            await hello.using(connection=db).enqueue("drained")
+            assert await drain(app, connection=db) == Summary(done=1)
+            async with inline(app):
+                await hello.using(connection=db).enqueue("inline")
+        await hello.using(connection=db).enqueue("later")
+        assert await drain(app, connection=db) == Summary()
+        assert said == ["drained", "inline"]
+
     async def test_everything_on_a_connection_of_the_callers(
         self, db: asyncpg.Connection, database: str
     ) -> None:

@@ -66,7 +66,7 @@ async def inline(
                     here = Place.over(place)
                     await run_due(app, here, options, state, limit=limit, raise_errors=raise_errors)
                 else:
-                    async with using(app, connection=on, clock=clock):
+                    async with using(app, connection=on):
                         here = Place.over(app.utils)
                         await run_due(app, here, options, state, limit=limit, raise_errors=raise_errors)
 

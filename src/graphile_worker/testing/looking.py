@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from graphile_worker._db.connect import Connection
 
     Where: TypeAlias = App | WorkerUtils | Connection
-    What: TypeAlias = str | JobSpec | Enqueuer[Any]
+    What: TypeAlias = str | JobSpec | Enqueuer[...]
 
 _ALL = 2**31 - 1
 _MOST_SHOWN = 20
@@ -26,7 +26,7 @@ _TOLERANCE = timedelta(seconds=1)
 _OPTIONS = ("queue_name", "run_at", "max_attempts", "job_key", "priority", "flags")
 
 
-async def enqueued(where: Where | Enqueuer[Any], task: What | None = None) -> list[Job]:
+async def enqueued(where: Where | Enqueuer[...], task: What | None = None) -> list[Job]:
     """The jobs that wait to be run, now or later, in the order in which they were added.
 
     Those that failed for good are not among them: ``app.utils.list_jobs(state="failed")`` has those.
@@ -187,7 +187,7 @@ def _name(task: What) -> str:
     return task if isinstance(task, str) else task.identifier
 
 
-def _home(task: Enqueuer[Any]) -> App:
+def _home(task: Enqueuer[...]) -> App:
     queue = task._task.queue  # noqa: SLF001 - the same
     assert isinstance(queue, App)  # noqa: S101 - nothing else is one
     return queue

@@ -6,6 +6,7 @@ import logging
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -29,6 +30,10 @@ INSIDE: ContextVar[bool] = ContextVar("graphile_worker_inside_of_a_drain", defau
 """Whether this is a job that a test runs: what it adds runs after it, and not inside of it."""
 
 
+_CLOCKS: WeakKeyDictionary[App, Clock | None] = WeakKeyDictionary()
+"""Those by which apps go now: whoever sends one elsewhere does not change the time."""
+
+
 class Place(WorkerUtils):
     """A `WorkerUtils` that may go by a clock of the test's, and tell when something was added."""
 
@@ -37,7 +42,7 @@ class Place(WorkerUtils):
 
     @classmethod
     def over(cls, utils: WorkerUtils, clock: Clock | None = None) -> Self:
-        """On the same connections; by the clock given, or by that which was given before."""
+        """On the same connections; by the clock given, or by that which they had already."""
         place = cls.on_session(utils._session, use_local_time=utils._use_local_time)  # noqa: SLF001 - one of us
         place.clock = clock or (utils.clock if isinstance(utils, Place) else None)
         return place
@@ -139,10 +144,13 @@ class using:  # noqa: N801 - used like a function
         self._dsn = dsn
         self._connection = connection
         self._clock = clock
+        self._clock_before: Clock | None = None
         self._opened: WorkerUtils | None = None
         self._lent: AbstractContextManager[None] | None = None
 
     async def __aenter__(self) -> App:
+        self._clock_before = _CLOCKS.get(self._app)
+        self._clock = _CLOCKS[self._app] = self._clock or self._clock_before
         settings = self._app.settings
         if self._connection is not None:
             place = Place.on_connection(
@@ -165,6 +173,7 @@ class using:  # noqa: N801 - used like a function
         return self._app
 
     async def __aexit__(self, *_exception: object) -> None:
+        _CLOCKS[self._app] = self._clock_before
         if self._lent is not None:
             self._lent.__exit__(None, None, None)
         if self._opened is not None:
