@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
+    from graphile_worker._db.cancellations import CancelAnswer
     from graphile_worker._db.connect import Connection
     from graphile_worker._runtime.handlers import Tasks
     from graphile_worker.client import WorkerUtils
@@ -254,6 +255,16 @@ class App:
     async def add_spec(self, spec: JobSpec, *, connection: Connection | None = None) -> Job:
         """Add the job that the spec describes, as it is."""
         return await self.utils.add_spec(spec, connection=connection)
+
+    async def cancel_job(
+        self, job_id: int, reason: str | None = None, *, connection: Connection | None = None
+    ) -> CancelAnswer | None:
+        """Let a job not run any more, also if it runs now: see `WorkerUtils.cancel_job`."""
+        return await self.utils.cancel_job(job_id, reason, connection=connection)
+
+    def cancel_job_sync(self, job_id: int, reason: str | None = None) -> CancelAnswer | None:
+        """The same for code without an event loop."""
+        return self.blocking(self.cancel_job(job_id, reason))
 
     def _spec_of(self, job: JobSpec | HandlerClass) -> JobSpec:
         return job if isinstance(job, JobSpec) else self._spec(job, None, {})

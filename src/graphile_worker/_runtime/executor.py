@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from graphile_worker._db.exchange import Held
     from graphile_worker._runtime.handlers import Call, Handler
-    from graphile_worker.context import Surroundings
+    from graphile_worker.context import Stopping, Surroundings
     from graphile_worker.job import Job
     from graphile_worker.middleware import Middleware
     from graphile_worker.outcome import Outcome
@@ -65,6 +65,13 @@ class Executor:
     def warn(self, concerned: Callable[[str | None], bool] = lambda _task: True) -> None:
         """Let running tasks know that they are to stop: see `Surroundings.warn`."""
         self._surroundings.warn(concerned)
+
+    def warn_one(self, held: Held) -> Stopping:
+        """Let that job know that it was cancelled. It does, as long as somebody keeps what is returned."""
+        stopping = self._surroundings.stopping_of(held.job)
+        stopping.cancelled = True
+        stopping.set()
+        return stopping
 
     def calm(self) -> None:
         """Tasks that begin from now on need not stop."""

@@ -12,6 +12,7 @@ from graphile_worker._runtime.gates import Gates
 from graphile_worker._runtime.prefetch import Prefetched
 from graphile_worker._runtime.results import Results
 from graphile_worker._runtime.slots import Slots
+from graphile_worker.outcome import Cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from graphile_worker.events import WorkerPool
     from graphile_worker.logs import ScopedLogger
     from graphile_worker.options import WorkerOptions
-    from graphile_worker.outcome import Outcome
+    from graphile_worker.outcome import Cancel, Outcome
 
 
 class InHand:
@@ -158,6 +159,16 @@ class InHand:
         horizon = monotonic() - self._options.prefetch_ttl
         self.results.add(self.prefetched.give_back("TTL_EXPIRED", claimed_until=horizon))
         return True
+
+    def cancel(self, held: Held, choice: Cancel) -> None:
+        """Somebody does not want it any more. If it has ended, what it came to stands."""
+        if held in self.prefetched:
+            outcome = Cancelled(choice)
+            self.slots.skip(held, outcome)
+            self.results.append(self.prefetched.withdraw(held, outcome))
+            self.on_end()
+        else:
+            self.slots.cancel(held, choice)
 
     def _hold(self, claimed: Sequence[Held]) -> None:
         self.all.update(claimed)

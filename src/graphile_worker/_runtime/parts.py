@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from graphile_worker import __version__
 from graphile_worker._db.connect import Pool
 from graphile_worker._db.session import Session
+from graphile_worker._runtime.cancelling import Cancelling
 from graphile_worker._runtime.clock import Clock
 from graphile_worker._runtime.exchanger import Exchanger
 from graphile_worker._runtime.executor import Executor
@@ -86,6 +87,7 @@ class Parts:
         self.worker.on_reconciled = self._lifeline.revive
         self.worker.on_saved = self._leave
         self._sweeping = self._make_sweeping()
+        self._cancelling = self._make_cancelling()
         self._scheduler = self._make_scheduler()
         self.notifier = self._make_notifier(on_migration)
         self._stale_locks = self._make_stale_locks(check_revisions)
@@ -111,7 +113,7 @@ class Parts:
             warned_apart=options.task_leases,
             specs=read_specs(self._tasks),
         )
-        in_hand = InHand(
+        in_hand = self._in_hand = InHand(
             pool=self.pool,
             options=options,
             executor=Executor(handlers, surroundings, options.interrupted_delay, options.middleware),
@@ -152,7 +154,18 @@ class Parts:
             session=self.session,
             on_jobs=self.worker.look,
             on_migration=on_migration,
+            on_cancellation=self._cancelling.wake,
             events=self._options.events,
+            logger=self.logger,
+        )
+
+    def _make_cancelling(self) -> Cancelling:
+        return Cancelling(
+            worker_id=self.pool.id,
+            in_hand=self._in_hand,
+            session=self.session,
+            poll_interval=self._options.poll_interval,
+            hears=lambda: self.notifier.hears,
             logger=self.logger,
         )
 
@@ -198,6 +211,7 @@ class Parts:
         await self.health.start()
         await self._lifeline.start()
         await self.worker.connect()
+        await self._cancelling.look()  # before we claim what was cancelled while nobody worked
         if self._options.once:
             await self._stale_locks.unlock()
         self._job_log.connected(self.pool.id, self.pool.tasks)
@@ -206,6 +220,7 @@ class Parts:
         """Begin."""
         self.health.phase = "running"
         self.worker.start()
+        self._cancelling.start()
         if self._sweeping is not None:
             self._sweeping.start()
         if not self._options.once:
@@ -227,6 +242,7 @@ class Parts:
             await self._scheduler.stop()
         await self.notifier.stop()
         await self._stale_locks.stop()
+        await self._cancelling.stop()
         if self._sweeping is not None:
             await self._sweeping.stop()
         await self._flags.close()
