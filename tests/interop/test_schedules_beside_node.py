@@ -25,8 +25,8 @@ TASK = "module.exports = async () => {};\n"
 
 
 @pytest.fixture(scope="session")
-def databases(default_databases: Databases) -> Databases:
-    return default_databases
+def databases(graphile_worker_databases: Databases) -> Databases:
+    return graphile_worker_databases
 
 
 @asynccontextmanager
