@@ -51,7 +51,7 @@ format: $(STAMP) ## Format the code and mend what the linter can
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-db-dump: $(STAMP) ## Write docs/schema.sql anew
+db-dump: $(STAMP) ## Write anew what the schema is: docs/schema.sql, and what the doctor compares with
 	$(BIN)/python tools/dump_schema.py
 
 # Other PostgreSQLs and Node's Graphile Worker, for the tests that compare with them. Without npm

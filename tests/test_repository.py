@@ -158,7 +158,7 @@ def test_parity_names_tests_that_exist() -> None:
 def test_the_dump_of_the_schema_is_current() -> None:
     with running_server(binaries=Binaries.of_extra().root) as dsn:
         current = asyncio.run(dump_schema.dump(dsn))
-    assert dump_schema.DUMP.read_text() == current, "run make db-dump"
+    assert (dump_schema.DUMP.read_text(), dump_schema.CONTRACT.read_text()) == current, "run make db-dump"
 
 
 def test_no_row_above_20_is_ever_written_to_graphile_workers_ledger() -> None:

@@ -1,17 +1,25 @@
-"""Write docs/schema.sql: the installed schema as pg_dump shows it, for reading and for reviews."""
+"""Write what the installed schema is: for reading and for reviews, and for the doctor to compare with."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import subprocess
 from pathlib import Path
 
 from graphile_worker import run_migrations
+from graphile_worker._db import contract
+from graphile_worker._db.connect import connect
+from graphile_worker._db.sql import Schema
+from graphile_worker._db.symptoms import describe_schema, read_revisions
 from graphile_worker.embedded.binaries import Binaries
 from graphile_worker.testing import Databases, running_server
 
 DUMP = Path(__file__).parent.parent / "docs" / "schema.sql"
+"""As pg_dump shows it."""
+CONTRACT = Path(contract.__file__).with_suffix(".json")
+"""As the doctor sees it."""
 HEADER = "-- The installed schema. Written by `make db-dump`; do not edit.\n\n"
 
 
@@ -22,21 +30,31 @@ def pg_dump(dsn: str) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-async def dump(server_dsn: str) -> str:
-    """The schema on a fresh database, without what differs from run to run."""
+async def describe(dsn: str) -> str:
+    """Its objects, one a line."""
+    async with connect(dsn) as connection, connection.transaction():
+        revisions = await read_revisions(connection, Schema())
+        objects = await describe_schema(connection, Schema())
+    return json.dumps({"own_revision": revisions.own, "objects": objects}, indent=1) + "\n"
+
+
+async def dump(server_dsn: str) -> tuple[str, str]:
+    """The schema on a fresh database, without what differs from run to run; and its objects."""
     databases = Databases(server_dsn)
     async with databases.fresh(empty=True) as dsn:
         await run_migrations(dsn=dsn)
         text = await asyncio.to_thread(pg_dump, dsn)
+        objects = await describe(dsn)
     lines = [line for line in text.splitlines() if not re.match(r"--|\\|SET |SELECT pg_catalog", line)]
-    return HEADER + re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
+    return HEADER + re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n", objects
 
 
 def main() -> None:
-    """Write the file."""
+    """Write the files."""
     with running_server(binaries=Binaries.of_extra().root) as dsn:
-        DUMP.write_text(asyncio.run(dump(dsn)))
-    print(f"Wrote {DUMP}")
+        for path, text in zip((DUMP, CONTRACT), asyncio.run(dump(dsn)), strict=True):
+            path.write_text(text)
+            print(f"Wrote {path}")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     OnRecovery: TypeAlias = Callable[[Job, "WorkerInfo"], "Recovery | Awaitable[Recovery | None] | None"]
 
+MOST_OF_TASKS = 1000
+"""How many bytes of its tasks' names a worker tells: they are in a row that is read for each exchange."""
 _MARGIN = 8.0
 _FAST_MARGIN = 1.0
 _ADDRESS = re.compile(r"(?:(?P<host>[^:]*|\[[0-9a-fA-F:.]+\]):)?(?P<port>\d{1,5})")

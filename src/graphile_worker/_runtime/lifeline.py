@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from graphile_worker._db.failures import translated
 from graphile_worker._db.retryable import retrying
 from graphile_worker._runtime.heartbeat import Heartbeat
+from graphile_worker.liveness import MOST_OF_TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,7 +33,6 @@ _ATTEMPTS = 4
 _LONGEST_NAP = 1.0
 _STEP = 0.1
 _GOODBYE = 0.5
-_MOST_OF_TASKS = 1000
 
 
 class Lifeline:
@@ -210,4 +210,4 @@ class Lifeline:
 def _first(tasks: Sequence[str]) -> list[str]:
     """As many as fit into a row that is read for each exchange."""
     sizes = accumulate(len(task.encode()) for task in tasks)
-    return [task for task, size in zip(tasks, sizes, strict=True) if size <= _MOST_OF_TASKS]
+    return [task for task, size in zip(tasks, sizes, strict=True) if size <= MOST_OF_TASKS]

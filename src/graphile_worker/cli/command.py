@@ -83,8 +83,25 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
 
+class Root(Group):
+    """Keeps its help to a screen."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Only the flags that all commands have: those of a worker stand in the help of run."""
+        for_all = {setting.name for setting in SETTINGS if setting.for_all_verbs}
+        shown = [
+            record
+            for param in self.get_params(ctx)
+            if param.name in {*for_all, "config", "version", "help"}
+            if (record := param.get_help_record(ctx)) is not None
+        ]
+        with formatter.section("Options, beside those of run"):
+            formatter.write_dl(shown)
+        self.format_commands(ctx, formatter)
+
+
 @click.group(
-    cls=Group,
+    cls=Root,
     invoke_without_command=True,
     context_settings=_CONTEXT,
     epilog="\b\nExample: graphile-worker -c postgresql://me@localhost/mine -j 10",
@@ -152,6 +169,24 @@ def health(ctx: click.Context, /, *, live: bool, any_host: bool, as_json: bool, 
 
     settings = _gathered({**ctx.obj, **_given(ctx)})
     if not check_health(settings, live=live, any_host=any_host, as_json=as_json):
+        ctx.exit(1)
+
+
+@root.command(context_settings=_CONTEXT, epilog="\b\nExample: graphile-worker doctor --json | jq")
+@_settings(of_run=False, also=("listen", "listen_connection", "prepared_statements"))
+@click.option("-q", "--quiet", is_flag=True, help="Only what is not ok.")
+@click.option("--json", "as_json", is_flag=True, help="An array of objects.")
+@click.pass_context
+def doctor(ctx: click.Context, /, *, quiet: bool, as_json: bool, **_: Any) -> None:
+    """Look for what is wrong with a queue and its database; exit code 1 on trouble.
+
+    Looks at the connection and what is in between, the server, rights, the schema, vacuum and transactions,
+    stuck queues, stale locks, and jobs that nobody serves. Each finding is ok, a note, a warning or trouble,
+    and says what to do. It changes nothing. It takes the settings that workers take: run it where they run.
+    """
+    from graphile_worker.cli.doctor import print_findings  # noqa: PLC0415
+
+    if not print_findings(_gathered({**ctx.obj, **_given(ctx)}), quiet=quiet, as_json=as_json):
         ctx.exit(1)
 
 

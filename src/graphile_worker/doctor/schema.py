@@ -1,0 +1,133 @@
+"""Rights on the schema, and whether it is as it is to be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from graphile_worker._db import contract, symptoms
+from graphile_worker._db.migrate import REVISION
+from graphile_worker._db.sql import quote_identifier
+from graphile_worker.doctor.finding import Finding, Level, some
+
+if TYPE_CHECKING:
+    from graphile_worker._db.contract import Difference
+    from graphile_worker._db.sql import Schema
+    from graphile_worker._db.symptoms import Rights
+    from graphile_worker.doctor.subject import Subject
+
+_INSTALL = "graphile-worker --schema-only"
+_AGAIN = "Make it again, as the schema.sql of the documentation has it; or move the jobs to a fresh schema."
+
+
+async def check_rights(subject: Subject) -> Finding:
+    """Whether the role may do what a worker does."""
+    subject.rights = rights = await subject.look(lambda on: symptoms.read_rights(on, subject.schema))
+    role = subject.server.role if subject.server else "the role"
+    schema = subject.schema
+    missing = _missing(rights)
+    details: dict[str, object] = {"role": role, "owner": rights.owner, "missing": missing}
+    if not rights.schema_exists:
+        if rights.may_create_schema:
+            return _rights(Level.OK, f"{role} may install the schema {schema.name!r}", None, details)
+        return _rights(
+            Level.TROUBLE,
+            f"{role} may not create the schema {schema.name!r}",
+            "Let an administrator run: "
+            f"create schema {schema.quoted} authorization {quote_identifier(role)};",
+            details,
+        )
+    if rights.acts_as_owner and not missing:
+        whose = "owns" if rights.owner == role else "has the rights of the owner of"
+        return _rights(Level.OK, f"{role} {whose} the schema {schema.name!r}", None, details)
+    if not missing:
+        says = f"{role} may run workers, but not change the schema, which is {rights.owner}'s"
+        return _rights(Level.NOTE, says, f"Before an upgrade, let {rights.owner} run: {_INSTALL}", details)
+    says = f"{role} may not use the schema {schema.name!r}: it has no {some(missing)}"
+    return _rights(Level.TROUBLE, says, _mend(rights, role, subject), details)
+
+
+def _rights(level: Level, says: str, advice: str | None, details: dict[str, object]) -> Finding:
+    return Finding(check="rights", level=level, says=says, advice=advice, details=details)
+
+
+def _missing(rights: Rights) -> list[str]:
+    if not rights.schema_exists:
+        return []
+    return [
+        *([] if rights.may_use_schema else ["usage of the schema"]),
+        *rights.missing,
+        *(f"sight of the rows of {table}" for table in rights.hidden_tables),
+    ]
+
+
+def _mend(rights: Rights, role: str, subject: Subject) -> str:
+    owner, whom = quote_identifier(rights.owner or ""), quote_identifier(role)
+    if rights.is_member and not rights.acts_as_owner:
+        return (
+            f"{role} is a member of {rights.owner}, but does not inherit its rights. Let an administrator "
+            f"run: alter role {whom} inherit; grant {owner} to {whom};"
+        )
+    if rights.passes_row_security:
+        schema = subject.schema.quoted
+        return (
+            f"Let {rights.owner} run: grant usage on schema {schema} to {whom}; grant select, insert, "
+            f"update, delete on all tables in schema {schema} to {whom}; grant execute on all functions in "
+            f"schema {schema} to {whom};"
+        )
+    # Row level security without a policy: whatever is granted, only the owner and its members see rows.
+    return f"Let an administrator run: grant {owner} to {whom};"
+
+
+async def check_schema(subject: Subject) -> list[Finding]:
+    """Whether each object is there, and is what it is to be."""
+    found = await subject.look(lambda on: symptoms.read_revisions(on, subject.schema))
+    details = {"revision": found.graphile, "own_revision": found.own}
+    says, advice, level = "", None, Level.OK
+    if found.graphile is None:
+        says, level = f"The schema {subject.schema.name!r} is not installed", Level.TROUBLE
+        advice = f"Install it: {_INSTALL}. A worker does so when it starts."
+    elif found.graphile < REVISION or (found.own or 0) < contract.own_revision():
+        says = f"The schema is at revision {found.graphile} of Graphile Worker, and {found.own or 0} of ours"
+        says += f"; this release has {REVISION} and {contract.own_revision()}"
+        level, advice = Level.WARNING, f"Complete it: {_INSTALL}. A worker does so when it starts."
+    elif found.graphile > REVISION or (found.own or 0) > contract.own_revision():
+        says = f"The schema is at revision {found.graphile} and {found.own}, newer than this release knows"
+        level, advice = Level.WARNING, "Upgrade graphile-worker."
+    if says:  # there is nothing that it could be compared with
+        return [Finding(check="schema", level=level, says=says, advice=advice, details=details)]
+    objects = await subject.look(lambda on: symptoms.describe_schema(on, subject.schema))
+    drift = contract.differences(objects)
+    if not drift:
+        says = f"Revision {found.graphile}, with nothing missing or changed"
+        return [Finding(check="schema", level=Level.OK, says=says, details=details)]
+    return [_differs(one, subject.schema) for one in drift]
+
+
+def _differs(one: Difference, schema: Schema) -> Finding:
+    kind, _, name = one.name.partition(" ")
+    level, says = Level.TROUBLE, f"The {one.name} "
+    if one.how == "missing":
+        says += "is missing"
+        advice = _make(name, one.to_be, schema) if kind == "index" else _AGAIN
+    elif one.is_.endswith("but invalid"):
+        says += "is invalid: whoever was building it did not get to the end"
+        advice = f"Build it anew: reindex index {schema.quoted}.{name.rpartition('.')[2]}"
+    elif one.how == "changed":
+        says += "was changed"
+        if kind != "function":
+            says += f": it is {one.is_ or 'plain'!r}, and should be {one.to_be or 'plain'!r}"
+        advice = "Change it back: other workers, and upgrades, rely on it."
+    elif kind == "index":
+        level, says = Level.NOTE, f"{says}is not one of ours"
+        advice = "Each index more makes adding and claiming jobs slower. Drop it, if nothing needs it."
+    else:
+        level, says = Level.WARNING, f"{says}is not one of ours"
+        advice = "Upgrades do not know of it. Keep such things in a schema of your own, if you can."
+    details = {"object": one.name, "how": one.how, "is": one.is_, "to_be": one.to_be}
+    return Finding(check="schema", level=level, says=says, advice=advice, details=details)
+
+
+def _make(name: str, definition: str, schema: Schema) -> str:
+    table, _, index = name.partition(".")
+    unique, _, how = definition.rpartition("using ")
+    return f"create {unique.lower()}index concurrently {index} on {schema.quoted}.{table} using {how}"
