@@ -58,7 +58,7 @@ async def _unlock(
         if not force:
             _refuse_living(found)
         held, queues = sum(one.jobs for one in found), sum(one.queues for one in found)
-        question = f"This would free {jobs(held)} and {queues:,} queues of {len(found)} workers."
+        question = f"This would free {jobs(held)} and {queues:,} queues."
         if held > 1 and not confirmed(question, yes=yes):
             return 1
         await utils.force_unlock_workers([one.id for one in found])
@@ -220,18 +220,19 @@ _RECOVERED: list[Column[Recovered]] = [
 
 @verb("sweep", "sweep --dry-run", "sweep --recovery-delay 1m")
 @click.option("--dry-run", is_flag=True, help="Free nothing, and show what would be.")
-@click.option("--recovery-delay", type=_Duration(), default=0.0, help="When the jobs run again: 0s.")
+@click.option("--recovery-delay", type=_Duration(), help="When the jobs run again: 0s.")
 @click.option("--refund", is_flag=True, help="Give the jobs the attempt back that their worker's death cost.")
 @json_flag
 def sweep(
-    settings: Mapping[str, Value], *, dry_run: bool, recovery_delay: float, refund: bool, as_json: bool
+    settings: Mapping[str, Value], *, dry_run: bool, recovery_delay: float | None, refund: bool, as_json: bool
 ) -> None:
     """Free what dead workers hold.
 
     Running workers do so all the time. Whether one is dead is seen by watching it: for 3 seconds if all
     live, else as long as its lease says, 8 or 38 seconds by default. For workers of Node and Rust see unlock.
     """
-    asyncio.run(_sweep(settings, recovery_delay, dry_run=dry_run, refund=refund, as_json=as_json))
+    delay = settings["recovery_delay"].value if recovery_delay is None else recovery_delay
+    asyncio.run(_sweep(settings, delay, dry_run=dry_run, refund=refund, as_json=as_json))
 
 
 async def _sweep(
