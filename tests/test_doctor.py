@@ -252,7 +252,7 @@ class TestTheSchema:
     async def test_not_installed(self, empty_database: str) -> None:
         found = await examined(empty_database)
         assert [(one.check, one.level) for one in bad(found)] == [("schema", Level.TROUBLE)]
-        assert "--schema-only" in (found["schema"][0].advice or "")
+        assert "graphile-worker migrate" in (found["schema"][0].advice or "")
 
     @pytest.mark.parametrize(
         ("change", "says"),

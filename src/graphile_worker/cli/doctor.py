@@ -8,10 +8,9 @@ import textwrap
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
-from graphile_worker.cli import logs
-from graphile_worker.doctor import Level, examine
+from graphile_worker.cli.flags import json_flag, verb
+from graphile_worker.cli.printing import as_json_text, clean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,18 +18,35 @@ if TYPE_CHECKING:
     from graphile_worker.cli.settings import Value
     from graphile_worker.doctor import Finding
 
-_COLOURS = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level.TROUBLE: "red"}
+_COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "trouble": "red"}
 _INDENT = 9
 _WIDEST = 110
+_NARROWEST = 40
 
 
-def print_findings(settings: Mapping[str, Value], *, quiet: bool, as_json: bool) -> bool:
-    """Print what is found, each when it is known. Whether there is no trouble."""
-    logs.configure(settings["log_level"].value, settings["log_format"].value)
-    return asyncio.run(_print_findings(settings, quiet=quiet, as_json=as_json))
+@verb(
+    "doctor",
+    "doctor",
+    "doctor --json | jq '.[] | select(.level == \"trouble\")'",
+    also=("listen", "listen_connection", "prepared_statements"),
+)
+@click.option("-q", "--quiet", is_flag=True, help="Only what is not ok.")
+@json_flag
+def doctor(settings: Mapping[str, Value], *, quiet: bool, as_json: bool) -> int:
+    """Look for what is wrong with a queue and its database.
+
+    It looks at the connection and what stands in between, the server, rights, the schema, notifications, the
+    clock, vacuum and long transactions, stuck queues, stale locks, and jobs that nobody serves. Each finding
+    is ok, a note, a warning or trouble, and says what to do. With trouble the exit code is 1.
+
+    It changes nothing. It takes the settings that workers take, so run it where they run.
+    """
+    return asyncio.run(_doctor(settings, quiet=quiet, as_json=as_json))
 
 
-async def _print_findings(settings: Mapping[str, Value], *, quiet: bool, as_json: bool) -> bool:
+async def _doctor(settings: Mapping[str, Value], *, quiet: bool, as_json: bool) -> int:
+    from graphile_worker.doctor import Level, examine  # noqa: PLC0415
+
     found: list[Finding] = []
     async for finding in examine(
         settings["connection"].value,
@@ -42,39 +58,34 @@ async def _print_findings(settings: Mapping[str, Value], *, quiet: bool, as_json
         if quiet and finding.level is Level.OK:
             continue
         if as_json:
-            click.echo(("," if found else "[") + "\n " + msgspec.json.encode(finding).decode(), nl=False)
+            click.echo((",\n " if found else "[") + as_json_text(finding), nl=False)
         else:
             _print(finding)
         found.append(finding)
     if as_json:
-        click.echo("\n]" if found else "[]")
+        click.echo("]" if found else "[]")
     else:
         click.echo(_summary(found))
-    return not any(finding.level is Level.TROUBLE for finding in found)
+    return int(any(finding.level is Level.TROUBLE for finding in found))
 
 
 def _print(finding: Finding) -> None:
-    width = min(_WIDEST, shutil.get_terminal_size().columns)
     says = finding.says if finding.says.endswith((".", "?")) else f"{finding.says}."
     level = click.style(f"{finding.level:<{_INDENT}}", fg=_COLOURS[finding.level], bold=True)
-    click.echo(level + _wrapped(f"{finding.check}: {says}", width, ""))
+    click.echo(level + _wrapped(f"{finding.check}: {says}"))
     if finding.advice:
-        click.echo(" " * _INDENT + _wrapped(finding.advice, width, "  → "))
+        click.echo(" " * _INDENT + _wrapped(finding.advice, "  → "))
 
 
-def _wrapped(text: str, width: int, mark: str) -> str:
-    clean = text.encode(errors="backslashreplace").decode()
-    clean = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in clean)
+def _wrapped(text: str, mark: str = "") -> str:
+    width = min(_WIDEST, shutil.get_terminal_size().columns) - _INDENT
     return textwrap.fill(
-        clean, max(40, width - _INDENT), initial_indent=mark,
+        clean(text), max(_NARROWEST, width), initial_indent=mark,
         subsequent_indent=" " * len(mark), break_long_words=False, break_on_hyphens=False,
     ).replace("\n", "\n" + " " * _INDENT)  # fmt: skip
 
 
 def _summary(found: list[Finding]) -> str:
-    counts = [
-        f"{number} {level}"
-        for level in reversed(Level)
-        if level is not Level.OK and (number := sum(one.level is level for one in found))
-    ]
+    levels = [finding.level.value for finding in found]
+    counts = [f"{levels.count(level)} {level}" for level in ("trouble", "warning", "note") if level in levels]
     return f"Found: {', '.join(counts)}" if counts else "All is well"

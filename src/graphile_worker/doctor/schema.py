@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from graphile_worker._db import contract, symptoms
-from graphile_worker._db.migrate import REVISION
 from graphile_worker._db.sql import quote_identifier
+from graphile_worker._db.steps import REVISION
 from graphile_worker.doctor.finding import Finding, Level, some
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from graphile_worker._db.symptoms import Rights
     from graphile_worker.doctor.subject import Subject
 
-_INSTALL = "graphile-worker --schema-only"
+_INSTALL = "graphile-worker migrate"
 _AGAIN = "Make it again, as the schema.sql of the documentation has it; or move the jobs to a fresh schema."
 
 
