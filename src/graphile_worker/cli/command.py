@@ -22,7 +22,7 @@ _VERBS = (
     overview.stats, overview.queues, overview.workers, maintenance.unlock, maintenance.sweep,
     maintenance.cleanup, maintenance.migrate, transfer_jobs.export_jobs, transfer_jobs.import_jobs,
 )  # fmt: skip
-_HEADINGS = {
+HEADINGS = {
     "Workers": ("run", "health", "workers", "unlock", "sweep"),
     "Jobs": ("add", "list", "show", "complete", "fail", "reschedule", "retry", "remove", "cancel"),
     "The queue": ("stats", "queues", "cleanup", "migrate", "export", "import"),
@@ -61,9 +61,9 @@ class Group(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """By what they are about, with a line for each."""
-        named = {name for names in _HEADINGS.values() for name in names}
+        named = {name for names in HEADINGS.values() for name in names}
         others = [name for name in self.list_commands(ctx) if name not in named]
-        for heading, names in {**_HEADINGS, "Others": others}.items():
+        for heading, names in {**HEADINGS, "Others": others}.items():
             found = [(name, command) for name in names if (command := self.get_command(ctx, name))]
             if found:
                 with formatter.section(heading):
