@@ -23,7 +23,7 @@ _VERBS = (
     doctor.doctor, overview.stats, overview.queues, overview.workers, maintenance.unlock, maintenance.sweep,
     maintenance.cleanup, maintenance.migrate, transfer_jobs.export_jobs, transfer_jobs.import_jobs,
 )  # fmt: skip
-_HEADINGS = {
+HEADINGS = {
     "Workers": ("run", "health", "workers", "unlock", "sweep"),
     "Jobs": ("add", "list", "show", "complete", "fail", "reschedule", "retry", "remove", "cancel"),
     "The queue": ("doctor", "stats", "queues", "cleanup", "migrate", "export", "import"),
@@ -77,9 +77,9 @@ class Root(Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """By what they are about, with a line for each."""
-        named = {name for names in _HEADINGS.values() for name in names}
+        named = {name for names in HEADINGS.values() for name in names}
         others = [name for name in self.list_commands(ctx) if name not in named]
-        for heading, names in {**_HEADINGS, "Others": others}.items():
+        for heading, names in {**HEADINGS, "Others": others}.items():
             found = [(name, command) for name in names if (command := self.get_command(ctx, name))]
             if found:
                 with formatter.section(heading):
@@ -158,7 +158,10 @@ def health(ctx: click.Context, /, *, live: bool, any_host: bool, as_json: bool, 
 @click.option("--json", "as_json", is_flag=True, help="An array of objects.")
 @click.pass_context
 def cron(ctx: click.Context, /, *, tasks_of: str | None, as_json: bool, **_: Any) -> None:
-    """Show recurring tasks: their next runs, their last, and whether the database knows them."""
+    """Show recurring tasks, and when they run.
+
+    For each its next run, its last, and whether the database knows it.
+    """
     if ctx.invoked_subcommand is None:
         from graphile_worker.cli.schedules import print_schedules  # noqa: PLC0415
 
@@ -169,7 +172,10 @@ def cron(ctx: click.Context, /, *, tasks_of: str | None, as_json: bool, **_: Any
 @click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.pass_context
 def check_crontab(ctx: click.Context, paths: tuple[Path, ...]) -> None:
-    """Read crontabs, and tell all that is wrong with them; exit code 1 if something is."""
+    """Read crontabs, and tell all that is wrong with them.
+
+    If something is, the exit code is 1.
+    """
     from graphile_worker.cli.schedules import check  # noqa: PLC0415
 
     if not check(paths):
