@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphile_worker import __version__
-from graphile_worker.cli import add_job, change_jobs, doctor, list_jobs, maintenance, overview, transfer_jobs
+from graphile_worker.cli import (
+    add_job,
+    change_jobs,
+    doctor,
+    init,
+    list_jobs,
+    maintenance,
+    overview,
+    transfer_jobs,
+)  # fmt: skip
 from graphile_worker.cli.flags import CONTEXT, gathered, given, setting_flags
 from graphile_worker.cli.settings import SETTINGS
 
@@ -21,10 +30,10 @@ _VERBS = (
     add_job.add, list_jobs.list_jobs, list_jobs.show, change_jobs.complete, change_jobs.fail,
     change_jobs.reschedule, change_jobs.retry, change_jobs.remove, change_jobs.cancel,
     doctor.doctor, overview.stats, overview.queues, overview.workers, maintenance.unlock, maintenance.sweep,
-    maintenance.cleanup, maintenance.migrate, transfer_jobs.export_jobs, transfer_jobs.import_jobs,
+    maintenance.cleanup, maintenance.migrate, transfer_jobs.export_jobs, transfer_jobs.import_jobs, init.init,
 )  # fmt: skip
 HEADINGS = {
-    "Workers": ("run", "health", "workers", "unlock", "sweep"),
+    "Workers": ("run", "dev", "init", "health", "workers", "unlock", "sweep"),
     "Jobs": ("add", "list", "show", "complete", "fail", "reschedule", "retry", "remove", "cancel"),
     "The queue": ("doctor", "stats", "queues", "cleanup", "migrate", "export", "import"),
 }
@@ -104,7 +113,7 @@ def root(ctx: click.Context, /, **_: Any) -> None:
     ctx.obj = given(ctx)
     if ctx.invoked_subcommand is None:
         _run(ctx.obj, None)
-    elif ctx.invoked_subcommand != "run":
+    elif ctx.invoked_subcommand not in {"run", "dev"}:
         verb = ctx.invoked_subcommand
         allowed = {
             setting.name for setting in SETTINGS if setting.for_all_verbs or verb in {"config", setting.name}
@@ -126,6 +135,24 @@ def run(ctx: click.Context, /, tasks_of: str | None, **_: Any) -> None:
     connection holds, unless a flag says otherwise.
     """
     _run({**ctx.obj, **given(ctx)}, tasks_of)
+
+
+@root.command(
+    context_settings=CONTEXT,
+    epilog="\b\nExamples:\n  graphile-worker dev\n  graphile-worker dev shop.jobs:app -j 5",
+)
+@setting_flags(of_run=True)
+@click.argument("tasks_of", metavar="[MODULE:APP]", required=False)
+@click.pass_context
+def dev(ctx: click.Context, /, tasks_of: str | None, **_: Any) -> None:
+    """Run a worker while you write its tasks.
+
+    It takes new code at once when a file changes, and says how to look into its database: a private
+    PostgreSQL, unless another is named by -c, DATABASE_URL, the configuration file or the app.
+    """
+    from graphile_worker.cli.develop import develop  # noqa: PLC0415
+
+    develop(gathered({**ctx.obj, **given(ctx)}), tasks_of)
 
 
 @root.command(context_settings=CONTEXT, epilog="\b\nExample: graphile-worker health --health 8080")
@@ -165,7 +192,8 @@ def cron(ctx: click.Context, /, *, tasks_of: str | None, as_json: bool, **_: Any
     if ctx.invoked_subcommand is None:
         from graphile_worker.cli.schedules import print_schedules  # noqa: PLC0415
 
-        print_schedules(gathered({**ctx.obj, **given(ctx)}), tasks_of, as_json=as_json)
+        settings = gathered({**ctx.obj, **given(ctx)})
+        print_schedules(settings, tasks_of or settings["app"].value, as_json=as_json)
 
 
 @cron.command("check", context_settings=CONTEXT, epilog="\b\nExample: graphile-worker cron check crontab")

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import sys
 from datetime import UTC, datetime
 
 import click
 
+_COLOURS = {
+    logging.DEBUG: "white",
+    logging.INFO: "green",
+    logging.WARNING: "yellow",
+    logging.ERROR: "red",
+}
 _ABOUT = ("label", "worker_id", "task_identifier", "job_id")
 
 
@@ -22,10 +30,18 @@ def report(error: Exception) -> None:
 def configure(level: str, form: str, *, one_of_several: bool = False) -> None:
     """Log to standard error, what the tasks say too; of one process of several also which it is."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter(with_process=one_of_several))
+    handler.setFormatter(_formatter(form, with_process=one_of_several))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(capture=True)
     logging.getLogger("watchfiles").setLevel(logging.WARNING)  # we say it ourselves
+
+
+def _formatter(form: str, *, with_process: bool) -> logging.Formatter:
+    if form == "json":
+        return JsonFormatter()
+    if form == "pretty" and sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+        return PrettyFormatter()
+    return TextFormatter(with_process=with_process and form != "pretty")
 
 
 class TextFormatter(logging.Formatter):
@@ -44,6 +60,27 @@ class TextFormatter(logging.Formatter):
         is_named = job_id is None or f"ob {job_id} " in record.getMessage()
         record.of_job = "" if is_named else f"[{task} {job_id}] "
         return super().format(record)
+
+
+class PrettyFormatter(TextFormatter):
+    """The same in colours, for one who watches."""
+
+    def __init__(self) -> None:
+        super().__init__(with_process=False)
+        plain = self._style._fmt  # noqa: SLF001 - what the class above has said
+        self._styles = {
+            level: logging.PercentStyle(
+                plain.replace("%(asctime)s", click.style("%(asctime)s", dim=True))
+                .replace("%(levelname)-5s", click.style("%(levelname)-5s", fg=colour, bold=True))
+                .replace("%(of_job)s", click.style("%(of_job)s", fg="cyan"))
+            )
+            for level, colour in _COLOURS.items()
+        }
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - that is its name
+        """The line, by how bad it is."""
+        level = max((one for one in self._styles if one <= record.levelno), default=logging.DEBUG)
+        return self._styles[level].format(record)
 
 
 class JsonFormatter(logging.Formatter):

@@ -58,6 +58,7 @@ def run_worker(
     _refuse_together(once=once, watch=watch, schema_only=schema_only, cleanup=bool(cleanup))
     if tasks_of is not None and settings["tasks"].source == "--tasks":
         raise click.UsageError(f"Name the tasks by {tasks_of} or by --tasks, not by both.")
+    tasks_of = app_of(settings, tasks_of)
     control = Control.of_parent()
     level, form = settings["log_level"].value, settings["log_format"].value
     logs.configure(level, form, one_of_several=control is not None)
@@ -88,6 +89,12 @@ def run_worker(
         if stopped_by:
             end_by(signal.Signals[stopped_by[0]])
         sys.exit(status)
+
+
+def app_of(settings: Mapping[str, Value], named: str | None) -> str | None:
+    """The app that was named, or that of the settings, unless a folder was named."""
+    of_folder = settings["tasks"].source.startswith("-")
+    return named or (None if of_folder else settings["app"].value)
 
 
 def _refuse_together(**chosen: bool) -> None:
@@ -219,10 +226,11 @@ def load(settings: Mapping[str, Value], tasks_of: str | None) -> App | Tasks:
 def _watched(settings: Mapping[str, Value], tasks_of: str | None) -> list[Path]:
     if find_spec("watchfiles") is None:
         raise MissingExtraError("--watch needs a package more: pip install 'graphile-worker[watch]'")
+    crontab = Path(settings["crontab"].value)
     if tasks_of is not None:
-        return [Path.cwd()]
+        return [Path.cwd(), crontab]
     folder = Path(settings["tasks"].value)
-    return [folder, folder.with_name(f"{folder.name}.py"), Path(settings["crontab"].value)]
+    return [folder, folder.with_name(f"{folder.name}.py"), crontab]
 
 
 def _install(settings: Mapping[str, Value], tasks_of: str | None) -> None:

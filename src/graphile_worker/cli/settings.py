@@ -156,6 +156,10 @@ SETTINGS = (
         for_all_verbs=True, help="The schema of the queue.",
     ),
     Setting(
+        name="app", flags=(), read=text, default=None, metavar="MODULE:APP",
+        help="The app whose tasks to run, in place of a folder.",
+    ),
+    Setting(
         name="tasks", flags=("--tasks",), read=text, default="tasks", metavar="PATH",
         help="Folder, or .py file, with the tasks.",
     ),
@@ -235,8 +239,8 @@ SETTINGS = (
         default="info", metavar="LEVEL", for_all_verbs=True, help="debug, info, warning or error.",
     ),
     Setting(
-        name="log_format", flags=("--log-format",), read=one_of("text", "json"), default="text",
-        metavar="FORMAT", for_all_verbs=True, help="text or json.",
+        name="log_format", flags=("--log-format",), read=one_of("text", "json", "pretty"), default="text",
+        metavar="FORMAT", for_all_verbs=True, help="text, json or pretty.",
     ),
 )  # fmt: skip
 _BY_NAME = {setting.name: setting for setting in SETTINGS}

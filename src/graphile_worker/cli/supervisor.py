@@ -292,7 +292,9 @@ async def changes(paths: Sequence[Path]) -> AsyncGenerator[set[str], None]:
     """Names of files that changed, again and again; what is replaced by another is watched anew."""
     from watchfiles import PythonFilter, awatch  # noqa: PLC0415
 
-    only_python = PythonFilter() if Path.cwd() in paths else None
+    only_python = (
+        PythonFilter(extra_extensions=[path.name for path in paths]) if Path.cwd() in paths else None
+    )
     while True:
         identities = {path: _identity(path) for path in paths}
         existing = [path for path, identity in identities.items() if identity]
