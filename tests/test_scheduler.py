@@ -555,7 +555,7 @@ class TestUnderAWorker:
         class Refuses(Middleware):
             async def enqueue(self, specs: Sequence[JobSpec], proceed: Any) -> Any:
                 if any(spec.identifier == "u" for spec in specs):
-                    raise PermissionError("not this one")
+                    raise RuntimeError("not this one")
                 return await proceed()
 
         scheduler = desk.scheduler("* * * * * t\n* * * * * u\n* * * * * v")
