@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 IN_PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all bench bench-binding bench-scaling chaos soak check format db-dump clean
+.PHONY: help demo test test-all bench bench-binding bench-middleware bench-scaling chaos soak check format db-dump clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -30,6 +30,9 @@ bench-scaling: $(STAMP) bench-peers ## Measure how it scales, in 15 minutes; in 
 
 bench-binding: $(STAMP) ## Measure what it costs to make a task's arguments out of a payload
 	$(BIN)/python -m benchmarks.binding
+
+bench-middleware: $(STAMP) ## Measure what middleware and listeners cost a job
+	$(BIN)/python -m benchmarks.middleware
 
 chaos: $(STAMP) peers ## Break everything under working workers, for MINUTES=10, by SEED=...; and audit it
 	$(BIN)/python -m chaos --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))

@@ -72,11 +72,11 @@ def measure(count: int) -> list[Cost]:
     tasks: list[Task[..., ..., Any]] = [keywords, with_context, with_defaults, struct]
     functions: dict[str, Callable[..., Any]] = {one.identifier: one for one in tasks}
     handlers = read_handlers({**functions, "by_position": by_position})
-    surroundings = _surroundings()
+    surroundings = asyncio.run(_surroundings())
     floor = msgspec.json.Decoder(_Floor).decode
     ways: dict[str, Callable[[], object]] = {"msgspec alone": partial(floor, _TEXT)}
     for name, handler in handlers.items():
-        ways[name] = partial(_bind, handler, _job(name), surroundings)
+        ways[name] = partial(_bind, handler, a_job(name), surroundings)
     return [
         Cost(name, min(_seconds(way, count) for _ in range(_ROUNDS)) / count * 1e6)
         for name, way in ways.items()
@@ -97,19 +97,22 @@ def _seconds(way: Callable[[], object], count: int) -> float:
     return perf_counter() - started
 
 
-def _surroundings() -> Surroundings:
-    async def make() -> Surroundings:
-        logger = ScopedLogger(logging.getLogger("graphile_worker"), {})
-        utils = WorkerUtils("postgresql://localhost/none")
-        return Surroundings(worker_id="w", utils=utils, logger=logger, now=lambda: datetime.now(UTC))
-
-    return asyncio.run(make())
+async def _surroundings() -> Surroundings:
+    return some_surroundings()
 
 
-def _job(task_identifier: str) -> Job:
+def some_surroundings() -> Surroundings:
+    """What jobs of a worker share; to be called on an event loop."""
+    logger = ScopedLogger(logging.getLogger("graphile_worker"), {})
+    utils = WorkerUtils("postgresql://localhost/none")
+    return Surroundings(worker_id="w", utils=utils, logger=logger, now=lambda: datetime.now(UTC))
+
+
+def a_job(task_identifier: str, payload: Any = None) -> Job:
+    """A job of that task, as it is claimed."""
     now = datetime.now(UTC)
     return Job(
-        id=1, task_identifier=task_identifier, queue_name=None, payload=None, priority=0, run_at=now,
+        id=1, task_identifier=task_identifier, queue_name=None, payload=payload, priority=0, run_at=now,
         attempts=1, max_attempts=25, last_error=None, created_at=now, updated_at=now, key=None, locked_at=now,
         locked_by="w", revision=0, flags=frozenset(), is_available=False, task_id=1, job_queue_id=None,
         state=JobState.RUNNING,

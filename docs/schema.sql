@@ -1012,6 +1012,22 @@ CREATE TABLE graphile_worker._private_known_crontabs (
     last_execution timestamp with time zone
 );
 
+CREATE TABLE graphile_worker._private_python_cancellations (
+    id bigint NOT NULL,
+    job_id bigint NOT NULL,
+    reason text NOT NULL,
+    requested_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+ALTER TABLE graphile_worker._private_python_cancellations ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME graphile_worker._private_python_cancellations_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 CREATE TABLE graphile_worker._private_python_migrations (
     id integer NOT NULL,
     name text NOT NULL,
@@ -1084,6 +1100,9 @@ ALTER TABLE graphile_worker._private_tasks ALTER COLUMN id ADD GENERATED ALWAYS 
     NO MAXVALUE
     CACHE 1
 );
+
+ALTER TABLE ONLY graphile_worker._private_python_cancellations
+    ADD CONSTRAINT _private_python_cancellations_pkey PRIMARY KEY (id);
 
 ALTER TABLE ONLY graphile_worker._private_python_migrations
     ADD CONSTRAINT _private_python_migrations_pkey PRIMARY KEY (id);

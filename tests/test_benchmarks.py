@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from benchmarks import binding, contenders
+from benchmarks import binding, contenders, middleware
 from benchmarks.__main__ import main
 from benchmarks.arena import Arena
 from benchmarks.backlog import UNRUNNABLE, Backlog
@@ -187,6 +187,13 @@ def test_a_mistake_on_the_command_line_is_told_before_anything_is_measured(
         main(arguments)
     assert exit_.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_cost_of_middleware_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    middleware.main(["--count", "10"])
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        ["0", "0"], ["1", "0"], ["10", "0"], ["0", "1"], ["0", "10"], ["10", "10"],
+    ]  # fmt: skip
 
 
 def test_the_cost_of_binding_is_printed_with_its_goal(capsys: pytest.CaptureFixture[str]) -> None:

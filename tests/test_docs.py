@@ -201,6 +201,11 @@ async def test_the_page_on_operations(
         assert page.names["stats"].failed == 150
         await page.run()
         assert (await utils.stats()).total == 50
+        await page.run()
+        assert capsys.readouterr().out.endswith("\ncancelled\n")
+        cancelled = await utils.get_job(id=page.names["job"].id)
+        assert cancelled is not None
+        assert f"`{cancelled.last_error}`" in (ROOT / "docs" / "operations.md").read_text()
         [held] = await utils.list_jobs(limit=1)
         await lock(db, held.id, by="pool-0123456789abcdef01")
         await page.run()

@@ -358,7 +358,7 @@ class TestTables:
         )
         ours, theirs = set(graphile_worker.events.EVENTS), nodes_events()
         assert additions == ours - theirs
-        assert missing == {name for name in theirs - ours if not name.startswith("cron:")}
+        assert missing == theirs - ours
 
 
 def nodes_declarations() -> str:

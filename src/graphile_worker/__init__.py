@@ -10,17 +10,20 @@ if TYPE_CHECKING:
     from graphile_worker.app import App
     from graphile_worker.client import WorkerUtils, quick_add_job, run_migrations
     from graphile_worker.context import JobContext
+    from graphile_worker.cron import Cron, CronItem, format_crontab, parse_cron_items, parse_crontab
     from graphile_worker.decorator import task
     from graphile_worker.emitter import Events
     from graphile_worker.errors import (
         BatchError,
         ConfigurationError,
+        CrontabError,
         DatabaseError,
         EmbeddedServerError,
         GraphileWorkerError,
         InvalidJobError,
         InvalidPayloadError,
         JobError,
+        JobSkippedError,
         MissingExtraError,
         SchemaError,
         SchemaMissingError,
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     )
     from graphile_worker.job import Job, JobKeyMode, JobSpec, JobState
     from graphile_worker.liveness import Health, Recovered, Recovery, WorkerInfo
+    from graphile_worker.middleware import Middleware
     from graphile_worker.outcome import Cancel, Fail, Retry, Snooze
     from graphile_worker.runner import Drained, Runner, run, run_once
     from graphile_worker.tasks import Task
@@ -45,6 +49,9 @@ __all__ = [
     "Cleaned",
     "CleanupTask",
     "ConfigurationError",
+    "Cron",
+    "CronItem",
+    "CrontabError",
     "DatabaseError",
     "Drained",
     "EmbeddedServerError",
@@ -58,8 +65,10 @@ __all__ = [
     "JobContext",
     "JobError",
     "JobKeyMode",
+    "JobSkippedError",
     "JobSpec",
     "JobState",
+    "Middleware",
     "MissingExtraError",
     "Recovered",
     "Recovery",
@@ -78,6 +87,9 @@ __all__ = [
     "TaskTimeoutError",
     "WorkerInfo",
     "WorkerUtils",
+    "format_crontab",
+    "parse_cron_items",
+    "parse_crontab",
     "quick_add_job",
     "run",
     "run_migrations",
@@ -103,17 +115,26 @@ _HOMES = {
             "run_migrations",
         ),
         "context": ("JobContext",),
+        "cron": (
+            "Cron",
+            "CronItem",
+            "format_crontab",
+            "parse_cron_items",
+            "parse_crontab",
+        ),
         "emitter": ("Events",),
         "decorator": ("task",),
         "errors": (
             "BatchError",
             "ConfigurationError",
+            "CrontabError",
             "DatabaseError",
             "EmbeddedServerError",
             "GraphileWorkerError",
             "InvalidJobError",
             "InvalidPayloadError",
             "JobError",
+            "JobSkippedError",
             "MissingExtraError",
             "SchemaError",
             "SchemaMissingError",
@@ -135,6 +156,7 @@ _HOMES = {
             "Recovery",
             "WorkerInfo",
         ),
+        "middleware": ("Middleware",),
         "outcome": (
             "Cancel",
             "Fail",

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from graphile_worker._db import queries
+from graphile_worker._db import crontabs, queries
 from graphile_worker._db import workers as worker_queries
+from graphile_worker._db.cancellations import cancel
 from graphile_worker._db.cleanup import delete_permafailed_jobs, delete_unused
 from graphile_worker.durations import seconds
 from graphile_worker.errors import ConfigurationError, InvalidJobError
@@ -23,12 +24,15 @@ from graphile_worker.job import (
     check_integer,
     check_text,
 )
+from graphile_worker.outcome import storable
 from graphile_worker.recovery import Policy, Sweeper
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from graphile_worker._db.cancellations import CancelAnswer
     from graphile_worker._db.connect import Connection
+    from graphile_worker._db.crontabs import KnownCrontab
     from graphile_worker._db.session import Session
     from graphile_worker.durations import Duration
     from graphile_worker.liveness import OnRecovery, Recovered, WorkerInfo
@@ -107,6 +111,20 @@ class Administration:
         """Let jobs not be tried again. Returns them; those that run now are left alone."""
         _check_texts(reason=reason)
         return await self._change("permanently_fail_jobs", _ids(job_ids), reason, connection=connection)
+
+    async def cancel_job(
+        self, job_id: int, reason: str | None = None, *, connection: Connection | None = None
+    ) -> CancelAnswer | None:
+        """Let a job not run any more, also if it runs now; `last_error` then has the reason.
+
+        Returns:
+            ``"cancelled"`` if it had not begun; ``"requested"`` if it runs, for then its worker is told, and
+            it may end well all the same; None if it is gone, or has failed for good.
+        """
+        _ids([job_id])
+        _check_texts(reason=reason)
+        schema, why = self._session.schema, storable(reason or "")
+        return await self._session.call(lambda on: cancel(on, schema, job_id, why), connection)
 
     async def reschedule_jobs(
         self,
@@ -240,6 +258,11 @@ class Administration:
         if CleanupTask.GC_JOB_QUEUES in wanted:
             queues = await call(lambda on: delete_unused(on, schema, "queues"), connection)
         return Cleaned(jobs, identifiers, queues)
+
+    async def known_crontabs(self, *, connection: Connection | None = None) -> dict[str, KnownCrontab]:
+        """The schedules of recurring tasks that workers have had, by their identifiers."""
+        session = self._session
+        return await session.call(lambda on: crontabs.list_schedules(on, session.schema), connection)
 
     async def get_job(
         self, *, id: int | None = None, key: str | None = None, connection: Connection | None = None

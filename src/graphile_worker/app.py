@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, Unpack
 
 from graphile_worker.blocking import Blocking
 from graphile_worker.clients import DEFAULTS, Clients
-from graphile_worker.decorator import TaskDecorator
+from graphile_worker.decorator import CronDecorator, TaskDecorator
 from graphile_worker.emitter import Events
 from graphile_worker.errors import ConfigurationError, InvalidJobError
 from graphile_worker.job import Job, JobSpec
+from graphile_worker.loader import load_cron_items
+from graphile_worker.middleware.base import check_middleware
 from graphile_worker.options import OnceOptions, RunOptions
 from graphile_worker.runner import run, run_once, wait_until_ended
 from graphile_worker.task_options import (
@@ -26,18 +27,20 @@ from graphile_worker.task_options import (
     unknown_option,
     with_timeout,
 )
-from graphile_worker.tasks import HandlerClass, Task, task_of
+from graphile_worker.tasks import HandlerClass, Task, place_of, task_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     import asyncpg
 
+    from graphile_worker._db.cancellations import CancelAnswer
     from graphile_worker._db.connect import Connection
     from graphile_worker._runtime.handlers import Tasks
     from graphile_worker.client import WorkerUtils
     from graphile_worker.logs import AnyLogger
+    from graphile_worker.middleware import Middleware
     from graphile_worker.runner import Drained, Runner
 
     AnyTask: TypeAlias = Task[Any, Any, Any]
@@ -65,11 +68,14 @@ class App:
         lifespan: Called with the app, makes an async context manager that each worker enters before its first
             job and leaves after its last; what it gives is at ``ctx.state``. Often an
             ``@asynccontextmanager``.
+        middleware: What stands around the running of its jobs, and around the adding of jobs: a list of
+            `Middleware`, the first outside.
         events: An emitter to which listeners were added already.
         logger: Where to log; by default the logger ``graphile_worker``.
 
     Attributes:
         task: The decorator that makes a function a task of this app: see `TaskDecorator`.
+        cron: The decorator that says when jobs of a task are to be added: see `CronDecorator`.
         events: Where listeners can be added, for all workers of this app in this process.
 
     Example:
@@ -98,10 +104,11 @@ class App:
         use_local_time: bool = False,
         on_invalid_payload: OnInvalidPayload = "retry",
         lifespan: Callable[[App], AbstractAsyncContextManager[Any]] | None = None,
+        middleware: Iterable[Middleware] | None = None,
         events: Events | None = None,
         logger: AnyLogger | None = None,
     ) -> None:
-        given = locals()
+        given = {**locals(), "middleware": check_middleware(middleware)}
         self._clients = Clients({name: given[name] for name in DEFAULTS})
         self.events = Events() if events is None else events
         self._of_workers: dict[str, Any] = {
@@ -112,6 +119,7 @@ class App:
         self._tasks: dict[str, AnyTask] = {}
         self._blocking = Blocking()
         self.task = TaskDecorator(self._declare)
+        self.cron = CronDecorator()
 
     def __repr__(self) -> str:
         return f"App(tasks={list(self._tasks)!r})"
@@ -188,8 +196,8 @@ class App:
         known = self._tasks.get(task.identifier)
         if known is not None and known.binding is not task.binding:  # neither it nor its twin
             raise ConfigurationError(
-                f"There are two tasks {task.identifier!r}: {_place(known)} and {_place(task)}. Give one of "
-                'them another name: @app.task("…").'
+                f"There are two tasks {task.identifier!r}: {place_of(known)} and {place_of(task)}. Give one "
+                'of them another name: @app.task("…").'
             )
         return known is None
 
@@ -247,6 +255,16 @@ class App:
         """Add the job that the spec describes, as it is."""
         return await self.utils.add_spec(spec, connection=connection)
 
+    async def cancel_job(
+        self, job_id: int, reason: str | None = None, *, connection: Connection | None = None
+    ) -> CancelAnswer | None:
+        """Let a job not run any more, also if it runs now: see `WorkerUtils.cancel_job`."""
+        return await self.utils.cancel_job(job_id, reason, connection=connection)
+
+    def cancel_job_sync(self, job_id: int, reason: str | None = None) -> CancelAnswer | None:
+        """The same for code without an event loop."""
+        return self.blocking(self.cancel_job(job_id, reason))
+
     def _spec_of(self, job: JobSpec | HandlerClass) -> JobSpec:
         return job if isinstance(job, JobSpec) else self._spec(job, None, {})
 
@@ -274,8 +292,8 @@ class App:
         """Say where the queue is, in a program that learns it after it has imported the app.
 
         Args:
-            settings: dsn, pool, schema, max_pool_size, prepared_statements, use_local_time, logger: those of
-                `App`.
+            settings: dsn, pool, schema, max_pool_size, prepared_statements, use_local_time, middleware,
+                logger: those of `App`.
 
         Raises:
             ConfigurationError: There are connections already.
@@ -291,17 +309,9 @@ class App:
         """How its connections are made, and what all its workers are given."""
         return {**self._clients.settings, **self._of_workers}
 
-    @contextmanager
-    def lent(self, utils: WorkerUtils | None, **settings: Any) -> Iterator[None]:
+    def lent(self, utils: WorkerUtils | None, **settings: Any) -> AbstractContextManager[None]:
         """For a while use that one on this event loop, and these settings: for `graphile_worker.testing`."""
-        if settings:
-            self.close_sync()  # its connections are those that were said before
-        with self._clients.replaced(utils, settings):
-            try:
-                yield
-            finally:
-                if settings:
-                    self.close_sync()
+        return self._clients.replaced(utils, settings)
 
     @property
     def utils(self) -> WorkerUtils:
@@ -325,10 +335,7 @@ class App:
 
         ``app.blocking(app.migrate())``, ``app.blocking(lambda: app.utils.stats())``.
         """
-        home = self._clients.home
-        if home is not None and home.is_running():
-            return self._blocking.run_on(home, work)
-        return self._blocking.run(work)
+        return self._blocking.run(work, self._clients.home)
 
     async def run(self, **options: Unpack[RunOptions]) -> None:
         """Run a worker until it is stopped, by a signal or by cancelling this.
@@ -364,6 +371,12 @@ class App:
     @asynccontextmanager
     async def _worker(self, options: RunOptions) -> AsyncIterator[Runner]:
         _check_options(options, RunOptions)
+        options["cron_items"] = [
+            *self.cron.items,
+            *load_cron_items(
+                options.pop("crontab", None), options.pop("crontab_file", None), options.get("cron_items")
+            ),
+        ]
         runner = await run(self._served(), **self.settings, **options)
         with self._clients.lent(runner.utils):  # no need for more connections
             yield runner
@@ -384,11 +397,3 @@ def _check_options(given: Iterable[str], known: type[OnceOptions | RunOptions]) 
             raise ConfigurationError(
                 f"A worker of an app takes no {name!r}. {unknown_option(name, known.__annotations__)}"
             )
-
-
-def _place(task: AnyTask) -> str:
-    code = getattr(task.function, "__code__", None)
-    name = getattr(task.function, "__qualname__", repr(task.function))
-    return (
-        name if code is None else f"{name} ({os.path.relpath(code.co_filename)}, line {code.co_firstlineno})"
-    )

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -17,17 +18,20 @@ from graphile_worker._db.migrate import migrate
 from graphile_worker._db.session import Session
 from graphile_worker._db.sql import DEFAULT_SCHEMA, Schema
 from graphile_worker.administration import Administration, by_local_clock
-from graphile_worker.errors import ConfigurationError, InvalidJobError
+from graphile_worker.errors import ConfigurationError, InvalidJobError, JobSkippedError
 from graphile_worker.job import Job, JobKeyMode, JobSpec
+from graphile_worker.middleware.adding import around_adding
+from graphile_worker.middleware.base import check_middleware, overriding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Callable, Iterable
     from contextlib import AbstractAsyncContextManager
 
     import asyncpg
 
     from graphile_worker._db.connect import Connection
     from graphile_worker.logs import AnyLogger
+    from graphile_worker.middleware import Middleware
 
 
 def find_schema(name: str | None) -> Schema:
@@ -115,6 +119,7 @@ class WorkerUtils(Administration):
         max_pool_size: How many connections to open at most.
         prepared_statements: Off for a PgBouncer in transaction mode.
         use_local_time: Take "now" from this machine's clock and not from the database's.
+        middleware: What stands around the adding of jobs: see docs/middleware.md.
         logger: Where to say that a statement is tried again; by default the logger ``graphile_worker``.
 
     Every method takes ``connection=``, an asyncpg connection of the caller's, and then is a part of the
@@ -141,6 +146,7 @@ class WorkerUtils(Administration):
         max_pool_size: int = 10,
         prepared_statements: bool = True,
         use_local_time: bool = False,
+        middleware: Iterable[Middleware] | None = None,
         logger: AnyLogger | None = None,
     ) -> None:
         if dsn is not None and pool is not None:
@@ -148,14 +154,18 @@ class WorkerUtils(Administration):
         target = find_schema(schema)
         own = Pool(dsn, pool=pool, max_size=max_pool_size, prepared_statements=prepared_statements)
         self.logger: AnyLogger = logger or logging.getLogger("graphile_worker")
+        self.middleware = overriding(check_middleware(middleware), "enqueue")
         super().__init__(Session(target, own, self.logger), use_local_time=use_local_time)
 
     @classmethod
-    def on_session(cls, session: Session, *, use_local_time: bool) -> Self:
+    def on_session(
+        cls, session: Session, *, use_local_time: bool, middleware: Iterable[Middleware] = ()
+    ) -> Self:
         """On connections that somebody else looks after."""
         utils = cls.__new__(cls)
         Administration.__init__(utils, session, use_local_time=use_local_time)
         utils.logger = session.logger
+        utils.middleware = overriding(middleware, "enqueue")
         return utils
 
     def __repr__(self) -> str:
@@ -238,6 +248,25 @@ class WorkerUtils(Administration):
 
     async def add_spec(self, spec: JobSpec, *, connection: Connection | None = None) -> Job:
         """Add the job that the spec describes."""
+        if not self.middleware:
+            return await self._add_one(spec, connection)
+
+        async def add(specs: Sequence[JobSpec]) -> list[Job]:
+            if len(specs) == 1:
+                return [await self._add_one(specs[0], connection)]
+            return await self._add_many(specs, connection)
+
+        for job in await self.through_middleware([spec], add):
+            return job
+        raise JobSkippedError(f"The job of {spec.identifier!r} was not added: a middleware left it out.")
+
+    async def through_middleware(
+        self, specs: Sequence[JobSpec], add: Callable[[Sequence[JobSpec]], Awaitable[Sequence[Job]]]
+    ) -> Sequence[Job]:
+        """Add jobs in a way of one's own, with the middleware around that."""
+        return await around_adding(self.middleware, add)(specs)
+
+    async def _add_one(self, spec: JobSpec, connection: Connection | None) -> Job:
         if self._use_local_time:
             spec = _by_local_time(spec)
         schema = self._session.schema
@@ -260,6 +289,13 @@ class WorkerUtils(Administration):
             >>> asyncio.run(main())
             [0, 1, 2]
         """
+        if not self.middleware:
+            return await self._add_many(specs, connection)
+        return list(
+            await self.through_middleware(list(specs), partial(self._add_many, connection=connection))
+        )
+
+    async def _add_many(self, specs: Iterable[JobSpec], connection: Connection | None) -> list[Job]:
         schema = self._session.schema
 
         def local(spec: JobSpec) -> JobSpec:

@@ -20,6 +20,7 @@ DEFAULTS: dict[str, Any] = {
     "max_pool_size": 10,
     "prepared_statements": True,
     "use_local_time": False,
+    "middleware": (),
     "logger": None,
 }
 

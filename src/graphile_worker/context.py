@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import threading
 from typing import TYPE_CHECKING, Any, Generic
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from graphile_worker.errors import TaskError
 
@@ -37,12 +37,16 @@ T = TypeVar("T")
 
 
 class Stopping:
-    """Whether the worker is stopping: true or false, and something to wait for.
+    """Whether a job is to stop: true or false, and something to wait for.
 
     ``if ctx.stopping``, ``await ctx.stopping``, and on a thread ``ctx.stopping.wait(seconds)``.
+
+    Attributes:
+        cancelled: Whether that is because somebody has cancelled the job.
     """
 
     def __init__(self) -> None:
+        self.cancelled = False
         self._for_threads = threading.Event()
         self._for_tasks = asyncio.Event()
 
@@ -77,6 +81,8 @@ class Surroundings:
     ) -> None:
         self._specs = specs or {}
         self._own: WeakKeyDictionary[Stopping, str] = WeakKeyDictionary()
+        self._of_jobs: WeakValueDictionary[tuple[int, datetime | None], Stopping] = WeakValueDictionary()
+        self._lock = threading.Lock()
         self.state: Any = None
         self.worker_id = worker_id
         self.utils = utils
@@ -106,15 +112,33 @@ class Surroundings:
         for task, stopping in [(None, self._stopping), *self._apart.items()]:
             if concerned(task):
                 stopping.set()
-        for stopping, name in list(self._own.items()):
+        with self._lock:
+            own = list(self._own.items())
+        for stopping, name in own:
             if concerned(name if name in self._apart else None):
                 stopping.set()
 
     def warn_alone(self, task: str, stopping: Stopping) -> None:
         """A job of that task has something of its own to be warned by."""
-        self._own[stopping] = task
+        with self._lock:
+            self._own[stopping] = task
         if self.stopping(task):
             stopping.set()
+
+    def stopping_of(self, job: Job, told: Stopping | None = None) -> Stopping:
+        """What that job alone is warned by. May be called from any thread.
+
+        It is made when somebody asks for it: most jobs never do. `told` is what the job began with.
+        """
+        with self._lock:
+            own = self._of_jobs.get((job.id, job.locked_at))
+            if own is None:
+                own = told if told is not None and told in self._own else Stopping()
+                self._of_jobs[job.id, job.locked_at] = own
+                self._own[own] = job.task_identifier
+                if told:
+                    own.set()
+            return own
 
     def calm(self) -> None:
         """Jobs that begin from now on need not stop."""
@@ -129,8 +153,6 @@ class JobContext(Generic[S]):
 
     Attributes:
         job: The job that runs.
-        stopping: True once the worker is stopping, or has to give up the job, or the job's timeout is over;
-            also to be awaited.
         add_job: Add a job, as `WorkerUtils.add_job` does. If this worker has the task, and it was made with
             ``@task``, its payload is checked, and what it says of its jobs holds.
         add_jobs: Add many jobs, as `WorkerUtils.add_jobs` does.
@@ -142,18 +164,32 @@ class JobContext(Generic[S]):
         ...     await ctx.add_job("farewell", payload)
     """
 
-    __slots__ = ("__weakref__", "_deadline", "_surroundings", "add_job", "add_jobs", "job", "stopping")
+    __slots__ = (
+        "__weakref__", "_deadline", "_stopping", "_surroundings", "_told", "add_job", "add_jobs", "job",
+    )  # fmt: skip
 
     def __init__(self, job: Job, surroundings: Surroundings, deadline: Deadline | None = None) -> None:
         self.job = job
         self._surroundings = surroundings
         self._deadline = deadline
-        self.stopping = surroundings.stopping(job.task_identifier) if deadline is None else deadline.stopping
+        self._told = surroundings.stopping(job.task_identifier) if deadline is None else deadline.stopping
+        self._stopping: Stopping | None = None
         self.add_job = surroundings.add_job
         self.add_jobs = surroundings.utils.add_jobs
 
     def __repr__(self) -> str:
         return f"JobContext(job={self.job.id}, task={self.job.task_identifier!r})"
+
+    @property
+    def stopping(self) -> Stopping:
+        """True once the job is to stop; also to be awaited.
+
+        Because the worker is stopping, or has to give up the job, or the job's timeout is over, or somebody
+        has cancelled it.
+        """
+        if self._stopping is None:
+            self._stopping = self._surroundings.stopping_of(self.job, self._told)
+        return self._stopping
 
     @property
     def state(self) -> S:

@@ -4,6 +4,7 @@
 
     GraphileWorkerError
     ├── ConfigurationError         a setting or an argument is missing or wrong
+    │   ├── CrontabError           a crontab cannot be read
     │   └── MissingExtraError      a feature needs a package that is not installed
     ├── TaskError                  a task cannot be run
     │   ├── InvalidPayloadError    its payload does not fit
@@ -17,14 +18,15 @@
     │       ├── SchemaTooOldError  made by a Graphile Worker older than we can adopt
     │       └── SchemaTooNewError  changed by a newer one in a way that we do not know
     └── JobError                   something about a job
-        └── InvalidJobError        a job cannot be added or changed like that
+        ├── InvalidJobError        a job cannot be added or changed like that
+        └── JobSkippedError        a middleware left it out
 
 A message says what happened and what to do next. None of them carries a password.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +38,31 @@ class GraphileWorkerError(Exception):
 
 class ConfigurationError(GraphileWorkerError):
     """A setting or an argument is missing or wrong."""
+
+
+class CrontabProblem(NamedTuple):
+    """One thing that is wrong in a crontab. Lines and columns begin at 1."""
+
+    line: int
+    column: int
+    text: str
+    message: str
+
+
+class CrontabError(ConfigurationError):
+    """A crontab cannot be read.
+
+    Attributes:
+        problems: All that is wrong in it, each with its line, its column and the text there.
+    """
+
+    def __init__(self, problems: Sequence[CrontabProblem], source: str = "crontab") -> None:
+        self.problems = tuple(problems)
+        super().__init__(
+            "\n".join(
+                f"{source}:{problem.line}:{problem.column}: {problem.message}" for problem in self.problems
+            )
+        )
 
 
 class MissingExtraError(ConfigurationError):
@@ -140,3 +167,7 @@ class InvalidJobError(JobError):
         super().__init__(message)
         self.argument = argument
         self.code = code
+
+
+class JobSkippedError(JobError):
+    """A job was not added, because a middleware left it out."""

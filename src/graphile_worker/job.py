@@ -121,6 +121,14 @@ class JobSpec(_What, frozen=True, kw_only=True, gc=False):
         if self.flags is not None:
             msgspec.structs.force_setattr(self, "flags", _checked_flags(self.flags))
 
+    def replace(self, **changes: Any) -> JobSpec:
+        """The same but for these.
+
+        >>> JobSpec("send", {"to": "Ann"}).replace(priority=5).priority
+        5
+        """
+        return msgspec.structs.replace(self, **changes)
+
 
 _KEY_MODES = [mode.value for mode in JobKeyMode]
 

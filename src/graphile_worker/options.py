@@ -7,22 +7,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 
+from graphile_worker.cron import parse_cron_items
 from graphile_worker.durations import seconds
 from graphile_worker.emitter import Events
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.liveness import Lease
+from graphile_worker.middleware.base import check_middleware
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
     from contextlib import AbstractAsyncContextManager
+    from os import PathLike
     from typing import TypeAlias
 
     import asyncpg
 
+    from graphile_worker.cron import CronItem
     from graphile_worker.durations import Duration
     from graphile_worker.liveness import OnRecovery
     from graphile_worker.logs import AnyLogger
+    from graphile_worker.middleware import Middleware
 
+    CronItems: TypeAlias = Iterable[CronItem | Mapping[str, Any]]
     FlagsNow: TypeAlias = Iterable[str] | None
     FlagsOption: TypeAlias = FlagsNow | Callable[[], FlagsNow | Awaitable[FlagsNow]]
 
@@ -84,6 +90,9 @@ class RunOptions(OnceOptions, total=False):
     listen_dsn: str | None
     min_reset_locked_interval: Duration
     max_reset_locked_interval: Duration
+    crontab: str | None
+    crontab_file: str | PathLike[str] | None
+    cron_items: CronItems | None
     health: str | int | None
 
 
@@ -118,6 +127,8 @@ class WorkerOptions:
     exit_if_stuck: bool = False
     on_invalid_payload: str = "retry"
     lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None
+    middleware: Sequence[Middleware] = ()
+    cron_items: Sequence[CronItem] = ()
     health: str | int | None = None
     handle_signals: bool = True
     migrate: bool = True
@@ -139,6 +150,8 @@ class WorkerOptions:
         given["task_leases"] = {
             task: seconds(f"task_leases[{task!r}]", value) for task, value in leases.items()
         }
+        given["middleware"] = check_middleware(given.get("middleware"))
+        given["cron_items"] = parse_cron_items(given.get("cron_items") or ())
         if given.get("events") is None:
             given["events"] = Events()
         return cls(**given)

@@ -185,6 +185,8 @@ class Cancelled(msgspec.Struct, frozen=True):
     """It is not wanted any more: it does not run again."""
 
     choice: Cancel
+    left: Sequence[int] | None = None
+    """As for `Failed`."""
 
 
 class Interrupted(msgspec.Struct, frozen=True):
@@ -211,6 +213,18 @@ def chosen(choice: ControlFlow) -> Outcome:
             return Cancelled(choice)
         case _:
             return Failed(choice, final=True)
+
+
+def as_cancelled(choice: Cancel, outcome: Outcome) -> Outcome:
+    """What a job comes to that somebody has cancelled while it ran, and that then came to this."""
+    match outcome:
+        case Completed() | Cancelled():
+            return outcome
+        case Failed(error=error, left=left):
+            choice.__cause__ = error
+            return Cancelled(choice, left)
+        case _:
+            return Cancelled(choice)
 
 
 def unwrapped(error: BaseException) -> BaseException:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from graphile_worker._runtime.lifecycle import Drained, Runner
 from graphile_worker.errors import ConfigurationError, ShutdownError
-from graphile_worker.loader import load_tasks
+from graphile_worker.loader import load_cron_items, load_tasks
 from graphile_worker.options import WorkerOptions
 
 __all__ = ["Drained", "Runner", "run", "run_once"]
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from contextlib import AbstractAsyncContextManager
     from os import PathLike
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from graphile_worker.emitter import Events
     from graphile_worker.liveness import OnRecovery
     from graphile_worker.logs import AnyLogger
-    from graphile_worker.options import FlagsOption
+    from graphile_worker.middleware import Middleware
+    from graphile_worker.options import CronItems, FlagsOption
     from graphile_worker.task_options import OnInvalidPayload
 
 
@@ -60,6 +61,10 @@ async def run(
     exit_if_stuck: bool = False,
     on_invalid_payload: OnInvalidPayload = "retry",
     lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
+    middleware: Iterable[Middleware] | None = None,
+    crontab: str | None = None,
+    crontab_file: str | PathLike[str] | None = None,
+    cron_items: CronItems | None = None,
     health: str | int | None = None,
     handle_signals: bool = True,
     migrate: bool = True,
@@ -110,6 +115,11 @@ async def run(
             ``"fail"``.
         lifespan: Makes an async context manager that is entered before the first job and left after the last;
             what it gives is at ``ctx.state``.
+        middleware: What stands around the running of its jobs, and the adding of jobs by them: see
+            docs/middleware.md.
+        crontab: Recurring tasks, as the text of a crontab: see docs/cron.md.
+        crontab_file: The same as a file, in place of `crontab`.
+        cron_items: The same as a list of `CronItem` or of dictionaries, in place of either.
         health: Where to answer ``/live`` and ``/ready`` over HTTP: a port, or ``"host:port"``.
         handle_signals: Stop at SIGINT, SIGTERM, SIGHUP and SIGUSR2; afterwards the signal takes its usual
             course.
@@ -139,6 +149,7 @@ async def run(
     """
     given = dict(locals())
     tasks = _tasks_of(given.pop("tasks"), given.pop("task_directory"))
+    given["cron_items"] = load_cron_items(given.pop("crontab"), given.pop("crontab_file"), cron_items)
     runner = Runner(tasks, WorkerOptions.of(**given))
     await runner.start()
     return runner
@@ -170,6 +181,7 @@ async def run_once(
     exit_if_stuck: bool = False,
     on_invalid_payload: OnInvalidPayload = "retry",
     lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
+    middleware: Iterable[Middleware] | None = None,
     handle_signals: bool = True,
     migrate: bool = True,
     prepared_statements: bool = True,

@@ -7,6 +7,7 @@ import copy
 import functools
 import inspect
 import logging
+import os
 import re
 from typing import (
     TYPE_CHECKING,
@@ -298,6 +299,15 @@ def task_of(thing: object) -> Task[Any, Any, Any] | None:
     if isinstance(thing, type):
         thing = vars(thing).get("__graphile_worker_task__")
     return thing if isinstance(thing, Task) else None
+
+
+def place_of(task: Task[Any, Any, Any]) -> str:
+    """Where it was written, for people."""
+    code = getattr(task.function, "__code__", None)
+    name = getattr(task.function, "__qualname__", repr(task.function))
+    return (
+        name if code is None else f"{name} ({os.path.relpath(code.co_filename)}, line {code.co_firstlineno})"
+    )
 
 
 class _refusing:  # noqa: N801 - used like a function

@@ -61,12 +61,9 @@ def _change(held: Held, outcome: Outcome, *, unicode: bool) -> dict[str, object]
             change |= {"action": "fail", "delay": _bounded(outcome.delay), "final": outcome.final}
             if outcome.at is not None:
                 change["at"] = outcome.at.isoformat()
-            if outcome.left is not None:
-                # By their places, so that they stay as they are stored, whatever the task made of them.
-                change["left"] = [place + 1 for place in outcome.left]
-            return change
+            return change | _left(outcome)
         case Cancelled():
-            return {**change, "action": "fail", "final": True}
+            return change | {"action": "fail", "final": True} | _left(outcome)
         case Snoozed() | Interrupted() | Returned():
             attempts = None if held.superseded else job.attempts
             change |= {"action": "return", "attempts": attempts, "key": job.key}
@@ -80,12 +77,17 @@ def _change(held: Held, outcome: Outcome, *, unicode: bool) -> dict[str, object]
             raise AssertionError("completed jobs are not changed but deleted")
 
 
+def _left(outcome: Failed | Cancelled) -> dict[str, object]:
+    """Items of a batch by their places, so that they stay as they are stored, whatever it made of them."""
+    return {} if outcome.left is None else {"left": [place + 1 for place in outcome.left]}
+
+
 def _plain(result: Result) -> dict[str, object]:
     outcome = result.outcome
     if isinstance(outcome, Failed | Cancelled):
         is_final = isinstance(outcome, Cancelled) or outcome.final
-        left = None if isinstance(outcome, Cancelled) else outcome.left  # places are of our own making
-        outcome = Failed(TaskError(_UNSAYABLE), final=is_final, left=left)
+        # Places are of our own making.
+        outcome = Failed(TaskError(_UNSAYABLE), final=is_final, left=outcome.left)
     elif isinstance(outcome, Snoozed):
         outcome = Interrupted(Snooze.delay)
     return _change(result.held, outcome, unicode=False)

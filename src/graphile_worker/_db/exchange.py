@@ -95,6 +95,10 @@ class Wish:
     """A job is due if its run_at is not later; by default the database's now."""
     mark: Position | None = None
     """Leave out what comes before."""
+    tasks: Sequence[str] | None = None
+    """Only jobs of these; None for all that the worker has."""
+    partial: bool = False
+    """Whether jobs of others could be claimed too, by another wish."""
     after_queue: int | None = 0
     """Where to go on visiting queues one by one, if jobs of locked queues hide the others; None: not now."""
 
@@ -189,7 +193,7 @@ async def exchange(
         [result.queue and result.queue.id for result in results] if queued else None,
         [result.queue and result.queue.locked_at for result in results] if queued else None,
         as_changes(results, unicode=knows_all_characters(connection), plain=plain),
-        list(tasks),
+        [task_id for task_id, task in tasks.items() if wish.tasks is None or task in wish.tasks],
         wish.wanted,
         wish.run_length,
         wish.forbidden_flags,

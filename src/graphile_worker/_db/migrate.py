@@ -72,6 +72,7 @@ _OWN_MIGRATIONS: Sequence[OwnMigration] = (
     _WORKERS,
     OwnMigration(2, "indexes"),
     OwnMigration(3, "exchange"),
+    OwnMigration(4, "cancellations"),
 )
 
 

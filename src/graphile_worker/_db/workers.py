@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from graphile_worker._db import queries
+from graphile_worker._db.cancellations import settle
 from graphile_worker._db.connect import knows_all_characters, read_committed
 from graphile_worker._db.sql import Schema, statements_for
 from graphile_worker.liveness import WorkerInfo
@@ -192,6 +193,8 @@ async def free(
         jobs = {row["id"] for row in freed}
         if freed:
             await connection.execute(statements["note_taken"], *zip(*freed, strict=True))
+            # Before anybody can claim them again.
+            await settle(connection, schema)
         queues = {row["id"] for row in await connection.fetch(statements["free_queues"], list(dead))}
         if jobs or queues:
             await connection.execute(statements["tell_of_jobs"], len(jobs) or 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from graphile_worker._db.exchange import NOTHING, Wish
+from graphile_worker._runtime.gates import Passage
 
 if TYPE_CHECKING:
     from graphile_worker._runtime.clock import Clock
@@ -29,13 +30,16 @@ class Demand:
     ) -> None:
         self._vitals = vitals
         self._prefetch = options.prefetch
+        self._in_hand = in_hand
         self._slots, self._prefetched = in_hand.slots, in_hand.prefetched
+        self._gates = in_hand.gates
         self._flags = flags
         self._looks = looks
         self._clock = clock
         self.prefetching = options.prefetch > 0
         """Off while jobs that were claimed ahead have waited too long for a slot."""
-        self.ended = False
+        self.ended = self.closed = False
+        """Whether nothing more is to be claimed; whether nothing is for now, because middleware says so."""
 
     def resume(self) -> None:
         """A slot has become free: claim ahead (again)."""
@@ -45,6 +49,11 @@ class Demand:
     def ahead(self) -> int:
         """How many jobs to claim beyond the slots."""
         return self._prefetch if self.prefetching and self._flags.unused else 0
+
+    @property
+    def foreseeable(self) -> bool:
+        """Whether we can say what to claim before we know which jobs the last claim brought."""
+        return self.ahead > 0 and not self._gates
 
     @property
     def room(self) -> int:
@@ -76,8 +85,15 @@ class Demand:
         run_length = self._prefetch if self.ahead and wanted > for_slots else 1
         if not has_results:
             wanted = min(wanted, self._looks.told or wanted)
+        passage = self._gates.pass_through(wanted, self._in_hand.unended) if self._gates else Passage(wanted)
+        self.closed = passage.wanted <= 0
+        if self.closed:
+            self._looks.postpone()  # until a job has ended, as a rule
+            return NOTHING
         return Wish(
-            wanted=wanted,
+            wanted=passage.wanted,
+            tasks=passage.tasks,
+            partial=passage.partial,
             run_length=run_length,
             forbidden_flags=flags or None,
             as_of=self._clock.as_of,

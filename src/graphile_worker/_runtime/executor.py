@@ -9,19 +9,22 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from graphile_worker._runtime.around import around
 from graphile_worker._runtime.deadline import Deadline
 from graphile_worker._runtime.threads import Threads
 from graphile_worker.errors import TaskError
+from graphile_worker.middleware.base import overriding
 from graphile_worker.outcome import Completed, Failed, Interrupted, unwrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from contextvars import Context
 
     from graphile_worker._db.exchange import Held
     from graphile_worker._runtime.handlers import Call, Handler
-    from graphile_worker.context import Surroundings
+    from graphile_worker.context import Stopping, Surroundings
     from graphile_worker.job import Job
+    from graphile_worker.middleware import Middleware
     from graphile_worker.outcome import Outcome
 
 COMPLETED = Completed()
@@ -35,10 +38,15 @@ class Executor:
         handlers: The tasks.
         surroundings: What all jobs share.
         interrupted_delay: Seconds until a job that was interrupted is available again.
+        middleware: What stands around each job.
     """
 
     def __init__(
-        self, handlers: Mapping[str, Handler], surroundings: Surroundings, interrupted_delay: float
+        self,
+        handlers: Mapping[str, Handler],
+        surroundings: Surroundings,
+        interrupted_delay: float,
+        middleware: Iterable[Middleware] = (),
     ) -> None:
         self._handlers = handlers
         self._surroundings = surroundings
@@ -48,6 +56,7 @@ class Executor:
         self.abandoned = 0
         """How many threads go on though the timeouts of their jobs are over."""
         self._context = copy_context()
+        self._perform = around(overriding(middleware, "execute"), self._call, surroundings)
 
     def context(self) -> Context:
         """The context variables that a job starts with: those of whoever started the worker."""
@@ -56,6 +65,13 @@ class Executor:
     def warn(self, concerned: Callable[[str | None], bool] = lambda _task: True) -> None:
         """Let running tasks know that they are to stop: see `Surroundings.warn`."""
         self._surroundings.warn(concerned)
+
+    def warn_one(self, held: Held) -> Stopping:
+        """Let that job know that it was cancelled. It does, as long as somebody keeps what is returned."""
+        stopping = self._surroundings.stopping_of(held.job)
+        stopping.cancelled = True
+        stopping.set()
+        return stopping
 
     def calm(self) -> None:
         """Tasks that begin from now on need not stop."""
@@ -76,18 +92,7 @@ class Executor:
             if held.unreadable is not None:
                 raise TaskError(f"The payload cannot be read: {held.unreadable}.") from held.unreadable  # noqa: TRY301
             deadline = self._deadline(handler, job) if handler.may_time_out or job.flags else None
-            call = handler.call(job, self._surroundings, deadline)
-            value = None
-            if call.batch is not None and not call.batch.good:
-                pass  # none of its items can be run
-            elif not handler.is_async:
-                value = await self._call_on_thread(handler.function, call, job, deadline)
-            elif deadline is None:
-                value = await handler.function(*call.args, **call.kwargs)
-            else:
-                value = await deadline.watch(handler.function(*call.args, **call.kwargs))
-            if value is not None or call.batch is not None:
-                await handler.conclude(job, call, value)
+            await self._perform(handler, job, deadline)
         except asyncio.CancelledError as error:
             # Somebody cancelled the job from outside; or it gave up by itself, which is a failure.
             task = asyncio.current_task()
@@ -95,6 +100,22 @@ class Executor:
         except BaseException as error:  # noqa: BLE001 - a task that calls sys.exit() must not end the worker
             return _failed(handler, job, unwrapped(error))
         return COMPLETED
+
+    async def _call(self, handler: Handler, job: Job, deadline: Deadline | None) -> Any:
+        """Call the task's function, wherever it runs; returns what it returned."""
+        call = handler.call(job, self._surroundings, deadline)
+        value = None
+        if call.batch is not None and not call.batch.good:
+            pass  # none of its items can be run
+        elif not handler.is_async:
+            value = await self._call_on_thread(handler.function, call, job, deadline)
+        elif deadline is None:
+            value = await handler.function(*call.args, **call.kwargs)
+        else:
+            value = await deadline.watch(handler.function(*call.args, **call.kwargs))
+        if value is not None or call.batch is not None:
+            await handler.conclude(job, call, value)
+        return value
 
     def _deadline(self, handler: Handler, job: Job) -> Deadline | None:
         timeout = handler.timeout(job)

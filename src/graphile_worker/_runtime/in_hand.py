@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from graphile_worker import events as event
 from graphile_worker._runtime.adoption import reconcile
+from graphile_worker._runtime.gates import Gates
 from graphile_worker._runtime.prefetch import Prefetched
 from graphile_worker._runtime.results import Results
 from graphile_worker._runtime.slots import Slots
+from graphile_worker.outcome import Cancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from graphile_worker._db.exchange import Held, Locked, Reply, Result
     from graphile_worker._runtime.executor import Executor
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from graphile_worker.events import WorkerPool
     from graphile_worker.logs import ScopedLogger
     from graphile_worker.options import WorkerOptions
-    from graphile_worker.outcome import Outcome
+    from graphile_worker.outcome import Cancel, Outcome
 
 
 class InHand:
@@ -58,12 +61,18 @@ class InHand:
         self.prefetched = Prefetched(events, pool)
         self.slots = Slots(pool, options.concurrency, executor, events, self._end_run)
         self.results = Results()
+        self.gates = Gates(options.middleware, pool.tasks, logger)
         self._released = False
         self.fenced = False
         """Whether we had to give up what we hold, because others may take it."""
 
     def __len__(self) -> int:
         return len(self.all)
+
+    @property
+    def unended(self) -> Iterator[Held]:
+        """Those that run, or wait for a slot."""
+        return chain(self.slots.running, self.prefetched)
 
     def announce(self) -> None:
         """Tell what there is."""
@@ -150,6 +159,16 @@ class InHand:
         horizon = monotonic() - self._options.prefetch_ttl
         self.results.add(self.prefetched.give_back("TTL_EXPIRED", claimed_until=horizon))
         return True
+
+    def cancel(self, held: Held, choice: Cancel) -> None:
+        """Somebody does not want it any more. If it has ended, what it came to stands."""
+        if held in self.prefetched:
+            outcome = Cancelled(choice)
+            self.slots.skip(held, outcome)
+            self.results.append(self.prefetched.withdraw(held, outcome))
+            self.on_end()
+        else:
+            self.slots.cancel(held, choice)
 
     def _hold(self, claimed: Sequence[Held]) -> None:
         self.all.update(claimed)

@@ -155,6 +155,7 @@ class Runner:
         self._parts.health.phase = "stopping"
         self.events.emit(event.Stop())
         self.events.emit(event.PoolGracefulShutdown(worker_pool=self._pool, message=message))
+        self._parts.end_schedule()
         self._worker.begin_stop()
         try:
             await self._until_recorded()

@@ -115,7 +115,7 @@ class Looks:
         if full:
             self._contended = 0
             self._next = now
-        elif wish.mark is not None or reply.next_queue:
+        elif wish.mark is not None or wish.partial or reply.next_queue:
             self._next = now  # not everything was looked at
         else:
             self._next = now + self.poll_delay()

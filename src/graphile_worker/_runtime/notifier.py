@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from graphile_worker import events as event
 from graphile_worker._db import exchange as database
+from graphile_worker._db.cancellations import CHANNEL as _CANCELLATION
 from graphile_worker._db.listen import Ear, listening
 from graphile_worker._runtime.service import Service, pause_after
 
@@ -45,6 +46,7 @@ class Notifier(Service):
     Args:
         on_jobs: There may be new jobs; called with how many, if that is known.
         on_migration: The schema may have been changed.
+        on_cancellation: Jobs may have been cancelled, or we do not hear of them any more.
     """
 
     name = "notifier"
@@ -57,6 +59,7 @@ class Notifier(Service):
         session: Session,
         on_jobs: Callable[[int | None], None],
         on_migration: Callable[[], None],
+        on_cancellation: Callable[[], None],
         events: Events,
         logger: ScopedLogger,
     ) -> None:
@@ -66,11 +69,12 @@ class Notifier(Service):
         self._session = session
         self._on_jobs = on_jobs
         self._on_migration = on_migration
+        self._on_cancellation = on_cancellation
         self._events = events
         self._probe = f"graphile-worker:{pool.id}"
         self._answered = asyncio.Event()
         self._attempts = 0
-        self._complained = False
+        self._complained = self._heard = False
         self._ear: Ear | None = None
         self.tried = asyncio.Event()
         """Set once it listens, or has found that it cannot for now."""
@@ -80,22 +84,30 @@ class Notifier(Service):
         """Whether there is a connection to hear on."""
         return self._ear is not None
 
+    @property
+    def hears(self) -> bool:
+        """Whether it is proven that what is told arrives."""
+        return self._ear is not None and self._heard
+
     async def tick(self) -> float:
         """Listen for as long as the connection holds."""
         self._events.emit(event.PoolListenConnecting(worker_pool=self._pool, attempts=self._attempts))
-        heard = False
+        self._heard = False
+        channels = (_NEW_JOBS, _MIGRATION, _CANCELLATION, self._probe)
         try:
-            async with listening(self._listen_on, (_NEW_JOBS, _MIGRATION, self._probe), self._hear) as ear:
+            async with listening(self._listen_on, channels, self._hear) as ear:
                 self._ear = ear
                 try:
                     self._events.emit(event.PoolListenSuccess(worker_pool=self._pool, client=ear.connection))
                     # What was sent while nobody listened will not come again.
                     self._on_jobs(None)
                     self._on_migration()
+                    self._on_cancellation()
                     self.tried.set()
-                    heard = await self._keep_probing(ear)
+                    await self._keep_probing(ear)
                 finally:
                     self._ear = None
+                    self._on_cancellation()
                     self._events.emit(event.PoolListenRelease(worker_pool=self._pool, client=ear.connection))
             error: Exception = DeafError("nothing arrives on the connection")
             if ear.closed.is_set():
@@ -104,11 +116,11 @@ class Notifier(Service):
             error = raised
         self._events.emit(event.PoolListenError(worker_pool=self._pool, error=error))
         self.tried.set()
-        return self._pause(error, heard=heard)
+        return self._pause(error)
 
-    def _pause(self, error: Exception, *, heard: bool) -> float:
-        self._attempts = 1 if heard else self._attempts + 1
-        if heard:
+    def _pause(self, error: Exception) -> float:
+        self._attempts = 1 if self._heard else self._attempts + 1
+        if self._heard:
             self.logger.info("The listening connection is lost (%s); connecting again", error)
         elif not self._complained:
             self._complained = True
@@ -122,22 +134,20 @@ class Notifier(Service):
             self.logger.warning(
                 "Notifications of new jobs do not arrive (%s), so the queue is polled.%s", reason, hint
             )
-        deaf = isinstance(error, DeafError) and not heard
+        deaf = isinstance(error, DeafError) and not self._heard
         return _DEAF_INTERVAL * random.uniform(0.5, 1.0) if deaf else pause_after(self._attempts)  # noqa: S311
 
-    async def _keep_probing(self, ear: Ear) -> bool:
-        """Returns when the connection is closed, or nothing is heard; whether anything ever was."""
-        heard = False
+    async def _keep_probing(self, ear: Ear) -> None:
+        """Returns when the connection is closed, or nothing is heard."""
         while not ear.closed.is_set():
             if not await self._probes(ear):
                 break
-            heard = True
+            self._heard = True
             self._attempts = 0
             if self._complained:
                 self._complained = False
                 self.logger.info("Notifications of new jobs arrive")
             await _wait(ear.closed, _PROBE_INTERVAL)
-        return heard
 
     async def _probes(self, ear: Ear) -> bool:
         self._answered.clear()
@@ -158,6 +168,9 @@ class Notifier(Service):
             self._answered.set()
         elif channel == _MIGRATION:
             self._on_migration()
+        elif channel == _CANCELLATION:
+            if message == self._session.schema.name:
+                self._on_cancellation()
         else:
             count = _count(message)
             if count is None or count > 0:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from graphile_worker import __version__
 from graphile_worker._db.connect import Pool
 from graphile_worker._db.session import Session
+from graphile_worker._runtime.cancelling import Cancelling
 from graphile_worker._runtime.clock import Clock
 from graphile_worker._runtime.exchanger import Exchanger
 from graphile_worker._runtime.executor import Executor
@@ -21,6 +22,7 @@ from graphile_worker._runtime.in_hand import InHand
 from graphile_worker._runtime.job_log import JobLog
 from graphile_worker._runtime.lifeline import Lifeline
 from graphile_worker._runtime.notifier import Notifier
+from graphile_worker._runtime.scheduler import Scheduler
 from graphile_worker._runtime.sidecar import Sidecar
 from graphile_worker._runtime.stale_locks import StaleLocks
 from graphile_worker._runtime.sweeping import Sweeping
@@ -73,7 +75,9 @@ class Parts:
         self.session = _open_session(options, self.logger)
         self._listen_on = Pool(options.listen_dsn, max_size=1) if options.listen_dsn else self.session.pool
         self.pool = WorkerPool(worker_id, self.session.schema.name, options.concurrency, tuple(handlers))
-        self.utils = WorkerUtils.on_session(self.session, use_local_time=options.use_local_time)
+        self.utils = WorkerUtils.on_session(
+            self.session, use_local_time=options.use_local_time, middleware=options.middleware
+        )
         self._flags = ForbiddenFlags(options.forbidden_flags, self.logger)
         self._vitals = Vitals(options.terms)
         self._sidecar = Sidecar()
@@ -83,15 +87,10 @@ class Parts:
         self.worker.on_reconciled = self._lifeline.revive
         self.worker.on_saved = self._leave
         self._sweeping = self._make_sweeping()
+        self._cancelling = self._make_cancelling()
+        self._scheduler = self._make_scheduler()
         self.notifier = self._make_notifier(on_migration)
-        self._stale_locks = StaleLocks(
-            pool=self.pool,
-            options=options,
-            session=self.session,
-            check_revisions=check_revisions,
-            events=options.events,
-            logger=self.logger,
-        )
+        self._stale_locks = self._make_stale_locks(check_revisions)
         self.health = HealthCheck(
             pool=self.pool,
             worker=self.worker,
@@ -104,7 +103,8 @@ class Parts:
         )
 
     def _make_worker(self, handlers: Mapping[str, Handler]) -> Worker:
-        options, clock = self._options, Clock(local=self._options.use_local_time)
+        options = self._options
+        self._clock = clock = Clock(local=options.use_local_time)
         self.surroundings = surroundings = Surroundings(
             worker_id=self.pool.id,
             utils=self.utils,
@@ -113,10 +113,10 @@ class Parts:
             warned_apart=options.task_leases,
             specs=read_specs(self._tasks),
         )
-        in_hand = InHand(
+        in_hand = self._in_hand = InHand(
             pool=self.pool,
             options=options,
-            executor=Executor(handlers, surroundings, options.interrupted_delay),
+            executor=Executor(handlers, surroundings, options.interrupted_delay, options.middleware),
             vitals=self._vitals,
             events=options.events,
             logger=self.logger,
@@ -154,6 +154,27 @@ class Parts:
             session=self.session,
             on_jobs=self.worker.look,
             on_migration=on_migration,
+            on_cancellation=self._cancelling.wake,
+            events=self._options.events,
+            logger=self.logger,
+        )
+
+    def _make_cancelling(self) -> Cancelling:
+        return Cancelling(
+            worker_id=self.pool.id,
+            in_hand=self._in_hand,
+            session=self.session,
+            poll_interval=self._options.poll_interval,
+            hears=lambda: self.notifier.hears,
+            logger=self.logger,
+        )
+
+    def _make_stale_locks(self, check_revisions: Callable[[], Awaitable[None]]) -> StaleLocks:
+        return StaleLocks(
+            pool=self.pool,
+            options=self._options,
+            session=self.session,
+            check_revisions=check_revisions,
             events=self._options.events,
             logger=self.logger,
         )
@@ -170,12 +191,27 @@ class Parts:
         sweeper = Sweeper(session=self.session, name=self.pool.id, own_id=self.pool.id, policy=policy)
         return Sweeping(pool=self.pool, sweeper=sweeper, events=options.events, logger=self.logger)
 
+    def _make_scheduler(self) -> Scheduler | None:
+        options = self._options
+        if options.once or not options.cron_items:
+            return None
+        return Scheduler(
+            pool=self.pool,
+            items=options.cron_items,
+            session=self.session,
+            utils=self.utils,
+            clock=self._clock,
+            events=options.events,
+            logger=self.logger,
+        )
+
     async def connect(self) -> None:
         """Everything that may fail; an error is the caller's."""
         self._sidecar.start()
         await self.health.start()
         await self._lifeline.start()
         await self.worker.connect()
+        await self._cancelling.look()  # before we claim what was cancelled while nobody worked
         if self._options.once:
             await self._stale_locks.unlock()
         self._job_log.connected(self.pool.id, self.pool.tasks)
@@ -184,17 +220,29 @@ class Parts:
         """Begin."""
         self.health.phase = "running"
         self.worker.start()
+        self._cancelling.start()
         if self._sweeping is not None:
             self._sweeping.start()
         if not self._options.once:
             self._stale_locks.start()
+        if self._scheduler is not None:
+            self._scheduler.warn_of_strangers()
+            self._scheduler.start()
         if self._options.listen:
             self.notifier.start()
 
+    def end_schedule(self) -> None:
+        """Add no more jobs of recurring tasks."""
+        if self._scheduler is not None:
+            self._scheduler.cancel()
+
     async def close(self) -> None:
         """End them, whether or not they began."""
+        if self._scheduler is not None:
+            await self._scheduler.stop()
         await self.notifier.stop()
         await self._stale_locks.stop()
+        await self._cancelling.stop()
         if self._sweeping is not None:
             await self._sweeping.stop()
         await self._flags.close()

@@ -13,7 +13,7 @@ from graphile_worker._db.exchange import Result
 from graphile_worker.outcome import Returned
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from graphile_worker._db.exchange import Held, QueueLock
     from graphile_worker.emitter import Events
@@ -51,6 +51,12 @@ class Prefetched:
 
     def __len__(self) -> int:
         return len(self._since)
+
+    def __iter__(self) -> Iterator[Held]:
+        return iter(self._since)
+
+    def __contains__(self, held: Held) -> bool:
+        return held in self._since
 
     @property
     def ready(self) -> int:
@@ -96,6 +102,23 @@ class Prefetched:
         run.busy = False
         if run.waiting:
             self._push(run.waiting[0])
+            return Result(held, outcome, None)
+        del self._runs[held.queue.id]
+        return Result(held, outcome, run.lock)
+
+    def withdraw(self, held: Held, outcome: Outcome) -> Result:
+        """The result of a job that waits, and is not to be begun."""
+        del self._since[held]
+        if held in self._ready:
+            self._ready.remove(held)
+        if held.queue is None:
+            return Result(held, outcome, None)
+        run = self._runs[held.queue.id]
+        was_next = run.waiting[0] is held
+        run.waiting.remove(held)
+        if run.waiting and was_next and not run.busy:
+            self._push(run.waiting[0])
+        if run.waiting or run.busy:
             return Result(held, outcome, None)
         del self._runs[held.queue.id]
         return Result(held, outcome, run.lock)

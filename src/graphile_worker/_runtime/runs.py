@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     import asyncio
 
     from graphile_worker._db.exchange import Held
+    from graphile_worker.context import Stopping
     from graphile_worker.emitter import Events
-    from graphile_worker.outcome import Outcome
+    from graphile_worker.outcome import Cancel, Outcome
 
 
 class Run(msgspec.Struct, eq=False):
@@ -32,6 +33,10 @@ class Run(msgspec.Struct, eq=False):
     """Whether it was interrupted, or snoozed: then nothing of it is complete."""
     fenced: bool = False
     """Whether it was told to stop because it is not ours any more."""
+    cancel: Cancel | None = None
+    """Why it was told to stop, if somebody does not want it any more."""
+    told: Stopping | None = None
+    """By what."""
 
 
 def tell_started(events: Events, run: Run) -> None:

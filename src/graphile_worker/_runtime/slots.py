@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from graphile_worker import events as event
 from graphile_worker._runtime.runs import Run, tell_ended, tell_settled, tell_started, tell_unrecorded
-from graphile_worker.outcome import Completed, Failed
+from graphile_worker.outcome import Completed, Failed, as_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from graphile_worker._runtime.executor import Executor
     from graphile_worker.emitter import Events
     from graphile_worker.events import WorkerPool
-    from graphile_worker.outcome import Outcome
+    from graphile_worker.outcome import Cancel, Outcome
 
 
 class Slots:
@@ -88,6 +88,8 @@ class Slots:
         self._end(run, await self._executor.execute(run.held))
 
     def _end(self, run: Run, outcome: Outcome) -> None:
+        if run.cancel is not None:
+            outcome = as_cancelled(run.cancel, outcome)
         run.duration = monotonic() - run.since
         run.task = None
         del self._running[run.held]
@@ -137,6 +139,19 @@ class Slots:
         """Stop what runs."""
         for run in self._running.values():
             self._cancel(run, "the worker is stopping")
+
+    def cancel(self, held: Held, choice: Cancel) -> None:
+        """Stop that one, if it runs; it is told once."""
+        run = self._running.get(held)
+        if run is not None and run.cancel is None:
+            run.cancel = choice
+            run.told = self._executor.warn_one(held)
+            self._cancel(run, str(choice))
+
+    def skip(self, held: Held, outcome: Outcome) -> None:
+        """That one has come to something without having run."""
+        run = self._ended[held] = Run(held, self.any, monotonic())
+        tell_ended(self._events, run, outcome)
 
     def _cancel(self, run: Run, why: str) -> None:
         if run.task is not None:

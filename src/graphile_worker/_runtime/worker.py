@@ -319,7 +319,7 @@ class Worker(Service):
     def _may_send_ahead(self, wish: Wish, answer: Answer) -> bool:
         """Whether we know what to ask for next without having read the answer."""
         return (
-            bool(self._demand.ahead and self._results)
+            bool(self._demand.foreseeable and self._results)
             and 0 < wish.wanted <= answer.only_jobs < self._demand.room
             and not self._looks.slow
             and monotonic() - self._house_kept < _HOUSEKEEPING
@@ -367,14 +367,14 @@ class Worker(Service):
         return max(0.0, min(delays))
 
     def _check_idle(self) -> None:
-        done = self._stopping or (self._options.once and self._nothing_left)
+        done = self._stopping or (self._options.once and (self._nothing_left or self._demand.closed))
         if done and self.leaves_nothing:
             self.idle.set()
 
     def _receive(self, wish: Wish, reply: Reply) -> None:
         if not reply.claimed:
             self._events.emit(event.WorkerGetJobEmpty(worker=self._slots.any))
-        seen_all = not (reply.contended or wish.mark) and reply.next_queue == 0
+        seen_all = not (reply.contended or wish.mark or wish.partial) and reply.next_queue == 0
         self._nothing_left = seen_all and not reply.claimed and not self._looks.due()
         self._in_hand.receive(reply.claimed)
 

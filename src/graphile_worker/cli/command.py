@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -152,6 +153,48 @@ def health(ctx: click.Context, /, *, live: bool, any_host: bool, as_json: bool, 
     settings = _gathered({**ctx.obj, **_given(ctx)})
     if not check_health(settings, live=live, any_host=any_host, as_json=as_json):
         ctx.exit(1)
+
+
+@root.group(
+    cls=Group,
+    invoke_without_command=True,
+    context_settings=_CONTEXT,
+    epilog="\b\nExample: graphile-worker cron next '0 8 * * MON' --tz Europe/Paris",
+)
+@_settings(of_run=False, also=("crontab",))
+@click.option("--app", "tasks_of", metavar="MODULE:APP", help="An app whose recurring tasks to show too.")
+@click.option("--json", "as_json", is_flag=True, help="An array of objects.")
+@click.pass_context
+def cron(ctx: click.Context, /, *, tasks_of: str | None, as_json: bool, **_: Any) -> None:
+    """Show recurring tasks: their next runs, their last, and whether the database knows them."""
+    if ctx.invoked_subcommand is None:
+        from graphile_worker.cli.schedules import print_schedules  # noqa: PLC0415
+
+        print_schedules(_gathered({**ctx.obj, **_given(ctx)}), tasks_of, as_json=as_json)
+
+
+@cron.command("check", context_settings=_CONTEXT, epilog="\b\nExample: graphile-worker cron check crontab")
+@click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.pass_context
+def check_crontab(ctx: click.Context, paths: tuple[Path, ...]) -> None:
+    """Read crontabs, and tell all that is wrong with them; exit code 1 if something is."""
+    from graphile_worker.cli.schedules import check  # noqa: PLC0415
+
+    if not check(paths):
+        ctx.exit(1)
+
+
+@cron.command(
+    "next", context_settings=_CONTEXT, epilog="\b\nExample: graphile-worker cron next '*/5 * * * *'"
+)
+@click.argument("pattern")
+@click.option("--tz", metavar="ZONE", help="The time zone of the pattern, such as Europe/Paris.")
+@click.option("-n", "--count", metavar="N", type=click.IntRange(1, 1000), default=5, help="How many to show.")
+def next_runs(pattern: str, tz: str | None, count: int) -> None:
+    """Tell when a pattern fits next."""
+    from graphile_worker.cli.schedules import print_next  # noqa: PLC0415
+
+    print_next(pattern, tz, count)
 
 
 @root.command(context_settings=_CONTEXT, epilog="\b\nExample: graphile-worker config -j 10")

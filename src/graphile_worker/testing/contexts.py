@@ -7,6 +7,7 @@ import logging
 import threading
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar, overload
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import msgspec
 
@@ -152,6 +153,7 @@ class _Surroundings(Surroundings):
     def __init__(self, utils: Place, state: Any) -> None:
         self._specs = {}
         self._stopping, self._apart = Stopping(), {}
+        self._own, self._of_jobs, self._lock = WeakKeyDictionary(), WeakValueDictionary(), threading.Lock()
         self.state, self.worker_id, self.utils = state, _WORKER, utils
         self.logger = ScopedLogger(
             logging.getLogger("graphile_worker"), {"label": "worker", "worker_id": _WORKER}

@@ -67,7 +67,7 @@ class Hands:
             specs=read_specs(tasks),
         )
         surroundings.state = state
-        self._executor = Executor(handlers, surroundings, 0.0)
+        self._executor = Executor(handlers, surroundings, 0.0, options.middleware)
         pool = event.WorkerPool(self._worker_id, place.schema, 1, tuple(handlers))
         self._slots = Slots(pool, 1, self._executor, options.events, self._ended)
         self._outcome: asyncio.Future[Outcome] | None = None
@@ -152,7 +152,7 @@ class Hands:
         try:
             return await self._session.call(partial(self._exchange, results, wish, plain=False))
         except DatabaseError as error:
-            if error.__cause__ is None or not is_about_data(error.__cause__):
+            if not is_about_data(error.__cause__):
                 raise
             return await self._session.call(partial(self._exchange, results, wish, plain=True))
 

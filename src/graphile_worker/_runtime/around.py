@@ -1,0 +1,74 @@
+"""Middleware around the running of a job."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from graphile_worker.context import JobContext
+from graphile_worker.errors import BatchError, TaskError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable
+
+    from graphile_worker._runtime.deadline import Deadline
+    from graphile_worker._runtime.handlers import Handler
+    from graphile_worker.context import Surroundings
+    from graphile_worker.job import Job
+    from graphile_worker.middleware import Middleware
+
+    Perform: TypeAlias = Callable[[Handler, Job, Deadline | None], Coroutine[Any, Any, Any]]
+
+_AS_IT_IS: Any = object()
+
+
+def around(middleware: Iterable[Middleware], perform: Perform, surroundings: Surroundings) -> Perform:
+    """All of them around the innermost, the first outside."""
+    for one in reversed(list(middleware)):
+        perform = _Around(one, perform, surroundings)
+    return perform
+
+
+class _Around:
+    """One middleware, and what is inside of it."""
+
+    def __init__(self, middleware: Middleware, inner: Perform, surroundings: Surroundings) -> None:
+        self._middleware, self._inner, self._surroundings = middleware, inner, surroundings
+
+    async def __call__(self, handler: Handler, job: Job, deadline: Deadline | None) -> Any:
+        begun: Coroutine[Any, Any, Any] | None = None
+
+        def proceed(payload: Any = _AS_IT_IS, /) -> Coroutine[Any, Any, Any]:
+            nonlocal begun
+            if payload is _AS_IT_IS:
+                begun = self._inner(handler, job, deadline)
+            else:
+                begun = self._with_payload(payload, handler, job, deadline)
+            return begun
+
+        value = self._middleware.execute(JobContext(job, self._surroundings, deadline), proceed)
+        if inspect.isawaitable(value):
+            value = await value
+        if begun is not None and inspect.getcoroutinestate(begun) != inspect.CORO_CLOSED:
+            if inspect.getcoroutinestate(begun) == inspect.CORO_CREATED:
+                begun.close()
+            raise TaskError(
+                f"{type(self._middleware).__name__}.execute called proceed() and did not wait for it: write "
+                "await proceed(), or return proceed()."
+            )
+        return value
+
+    async def _with_payload(self, payload: Any, handler: Handler, job: Job, deadline: Deadline | None) -> Any:
+        changed = msgspec.structs.replace(job, payload=payload)
+        try:
+            return await self._inner(handler, changed, deadline)
+        except BatchError as error:
+            # Which items are left is said by their places, in the payload that is stored.
+            if isinstance(payload, list) and len(payload) == len(job.payload):
+                raise
+            raise TaskError(
+                f"{error}. All items are tried again, for {type(self._middleware).__name__} gave the batch "
+                "another number of them."
+            ) from error
