@@ -375,6 +375,27 @@ class TestInATransaction:
         ways = ["inside", "gathered 0", "gathered 1", "enqueue", "spec", "utils", "blocking", "enqueue_sync"]
         assert seen == [1, *ways]
 
+    async def test_jobs_of_a_task_that_is_new_in_it_have_their_place(
+        self, transaction: asyncpg.Connection
+    ) -> None:
+        app = App()
+        said: list[object] = []
+
+        @app.task
+        async def parent(n: int) -> None:
+            said.append(n)
+            if n == 1:
+                await urgent.enqueue()
+
+        @app.task(priority=-1)
+        async def urgent() -> None:
+            said.append("urgent")
+
+        async with using(app, connection=transaction):
+            await parent.enqueue_many([{"n": 1}, {"n": 2}])
+            await drain(app)
+        assert said == [1, "urgent", 2]
+
     async def test_what_fails_in_a_task_does_not_end_the_transaction(
         self, transaction: asyncpg.Connection
     ) -> None:
