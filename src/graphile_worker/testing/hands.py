@@ -98,7 +98,7 @@ class Hands:
                 return None
 
     async def _learn_tasks(self) -> None:
-        """Know what jobs call our tasks. In a transaction, names of tasks come with the jobs that need them."""
+        """Know what jobs call our tasks; in a transaction, names come with the jobs that need them."""
         if len(self._tasks) == len(self._handlers):
             return
         schema = self._session.schema
