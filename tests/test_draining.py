@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -28,9 +29,11 @@ from graphile_worker import (
     WorkerUtils,
 )
 from graphile_worker.testing import Clock, Databases, Summary, drain, enqueued, using
+from support import computing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
 
 @pytest.fixture(scope="session")
@@ -395,6 +398,15 @@ class TestInATransaction:
             await parent.enqueue_many([{"n": 1}, {"n": 2}])
             await drain(app)
         assert said == [1, "urgent", 2]
+
+    async def test_a_task_in_a_process(self, transaction: asyncpg.Connection, tmp_path: Path) -> None:
+        app = App()
+        app.include(computing.tell)
+        async with using(app, connection=transaction):
+            await computing.tell.enqueue(str(tmp_path / "told"))
+            assert await drain(app, raise_errors=True) == Summary(done=1)
+        process, parent, _ = (tmp_path / "told").read_text().split()
+        assert int(process) != int(parent) == os.getpid()
 
     async def test_what_fails_in_a_task_does_not_end_the_transaction(
         self, transaction: asyncpg.Connection

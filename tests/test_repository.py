@@ -77,6 +77,7 @@ def test_the_public_names_are_these() -> None:
         ),
         *(
             "TaskError",
+            "TaskProcessError",
             "TaskStats",
             "TaskTimeoutError",
             "WorkerInfo",

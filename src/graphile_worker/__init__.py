@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         SchemaTooOldError,
         ShutdownError,
         TaskError,
+        TaskProcessError,
         TaskTimeoutError,
     )
     from graphile_worker.job import Job, JobKeyMode, JobSpec, JobState
@@ -83,6 +84,7 @@ __all__ = [
     "Stats",
     "Task",
     "TaskError",
+    "TaskProcessError",
     "TaskStats",
     "TaskTimeoutError",
     "WorkerInfo",
@@ -142,6 +144,7 @@ _HOMES = {
             "SchemaTooOldError",
             "ShutdownError",
             "TaskError",
+            "TaskProcessError",
             "TaskTimeoutError",
         ),
         "job": (

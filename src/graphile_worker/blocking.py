@@ -60,19 +60,9 @@ class Blocking:
         self._thread: _Thread | None = None
         self._at_exit: weakref.finalize[..., Blocking] | None = None
 
-    def run(
-        self,
-        work: Coroutine[Any, Any, T] | Callable[[], Coroutine[Any, Any, T]],
-        home: asyncio.AbstractEventLoop | None = None,
-    ) -> T:
-        """Wait for a coroutine, or for that which a function makes, in a thread without an event loop.
-
-        If there is an event loop that is home to it, and it runs, it is done there.
-        """
+    def run(self, work: Coroutine[Any, Any, T] | Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Wait for a coroutine, or for that which a function makes, in a thread without an event loop."""
         try:
-            _refuse_event_loop()
-            if home is not None and home.is_running():
-                return asyncio.run_coroutine_threadsafe(_done(work), home).result()
             thread = self._enter()
         except BaseException:
             if inspect.iscoroutine(work):
@@ -88,7 +78,22 @@ class Blocking:
         finally:
             thread.leave()
 
+    def run_on(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        work: Coroutine[Any, Any, T] | Callable[[], Coroutine[Any, Any, T]],
+    ) -> T:
+        """The same on an event loop that somebody else runs, in another thread."""
+        try:
+            _refuse_event_loop()
+        except BaseException:
+            if inspect.iscoroutine(work):
+                work.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(_done(work), loop).result()
+
     def _enter(self) -> _Thread:
+        _refuse_event_loop()
         with self._lock:
             if self._thread is None:
                 thread = _Thread()

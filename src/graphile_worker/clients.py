@@ -7,6 +7,7 @@ import os
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from graphile_worker._runtime.references import refuse_while_importing
 from graphile_worker.client import WorkerUtils
 from graphile_worker.errors import ConfigurationError
 
@@ -45,6 +46,8 @@ class Clients:
         self.settings = settings
         self._of_loops: dict[asyncio.AbstractEventLoop, _Client] = {}
         self._process = os.getpid()
+        self.everywhere: WorkerUtils | None = None
+        """For all event loops, if it is not None."""
         self.home: asyncio.AbstractEventLoop | None = None
         """Where calls from threads without an event loop go, if not to one of their own."""
 
@@ -70,6 +73,9 @@ class Clients:
     @property
     def utils(self) -> WorkerUtils:
         """That of this event loop."""
+        refuse_while_importing()
+        if self.everywhere is not None:
+            return self.everywhere
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:

@@ -48,6 +48,8 @@ class TaskDecorator:
             mapping of exceptions to any of these, or a function of a `Failure`.
         timeout: How long a job may run: seconds, a timedelta, or a function of the job that returns one. An
             ``async def`` is cancelled then; a thread is told, by ``ctx.stopping``, and abandoned.
+        executor: ``"process"`` for a function that computes for long: it runs in a process of its own, and is
+            killed when its time is over. See docs/tasks.md.
         batch: Whether the function takes a list, of which each item succeeds or fails by itself.
         on_invalid_payload: Whether a payload that does not fit fails this attempt (``"retry"``, for a newer
             deploy may understand it) or the job (``"fail"``).

@@ -9,6 +9,7 @@
     ├── TaskError                  a task cannot be run
     │   ├── InvalidPayloadError    its payload does not fit
     │   ├── TaskTimeoutError       it took longer than it may
+    │   ├── TaskProcessError       the process that it ran in has ended
     │   └── BatchError             some items of a batch failed
     ├── ShutdownError              a worker stopped before everything was recorded
     ├── DatabaseError              the database cannot be reached, or cannot be used as it is
@@ -87,6 +88,10 @@ class InvalidPayloadError(TaskError):
 
 class TaskTimeoutError(TaskError):
     """A job took longer than its task's timeout."""
+
+
+class TaskProcessError(TaskError):
+    """The process that a task ran in ended before the task did: it crashed, or somebody killed it."""
 
 
 class BatchError(TaskError):

@@ -75,6 +75,9 @@ def load_tasks(path: str | os.PathLike[str]) -> Functions:
             f"There are no tasks in {_shown(where)}. For a task hello, add hello.py to it, with a function "
             "hello(payload)."
         )
+    for name, function in found.items():
+        if (declared := task_of(function)) is not None:
+            declared.loaded_from = str(where), name
     return found
 
 

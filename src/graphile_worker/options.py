@@ -55,6 +55,7 @@ _SWITCHES = (
     "exit_if_stuck",
 )
 _COUNTS = {"concurrency": 1, "prefetch": 0}
+_COUNTS_OR_NONE = ("max_task_processes", "max_jobs_per_task_process")
 _MOST = 100_000
 _LONGEST_LEASE = 10_800.0
 """Graphile Worker takes what was locked for four hours from anybody, and we lock anew every hour."""
@@ -64,6 +65,8 @@ class OnceOptions(TypedDict, total=False):
     """What `App.run_once` takes: of the arguments of `run_once` those that an app does not have itself."""
 
     concurrency: int
+    max_task_processes: int | None
+    max_jobs_per_task_process: int | None
     prefetch: int
     prefetch_ttl: Duration
     forbidden_flags: FlagsOption
@@ -104,6 +107,8 @@ class WorkerOptions:
     pool: asyncpg.Pool | None = None
     schema: str | None = None
     concurrency: int = 1
+    max_task_processes: int | None = None
+    max_jobs_per_task_process: int | None = None
     max_pool_size: int = 10
     poll_interval: float = 2.0
     listen: bool = True
@@ -163,17 +168,21 @@ class WorkerOptions:
             raise ConfigurationError("Pass listen_dsn, or listen=False, not both.")
         self._check_types()
         for name, least in _COUNTS.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
-                raise ConfigurationError(
-                    f"{name} is {value!r}; it must be an integer from {least} to {_MOST:,}."
-                )
+            self._check_count(name, least)
+        for name in _COUNTS_OR_NONE:
+            if getattr(self, name) is not None:
+                self._check_count(name, 1)
         self._check_leases()
         if self.min_reset_locked_interval > self.max_reset_locked_interval:
             raise ConfigurationError(
                 f"min_reset_locked_interval ({self.min_reset_locked_interval} s) is longer than "
                 f"max_reset_locked_interval ({self.max_reset_locked_interval} s)."
             )
+
+    def _check_count(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+            raise ConfigurationError(f"{name} is {value!r}; it must be an integer from {least} to {_MOST:,}.")
 
     def _check_types(self) -> None:
         if not isinstance(self.events, Events):

@@ -38,6 +38,8 @@ async def run(
     pool: asyncpg.Pool | None = None,
     schema: str | None = None,
     concurrency: int = 1,
+    max_task_processes: int | None = None,
+    max_jobs_per_task_process: int | None = None,
     max_pool_size: int = 10,
     poll_interval: Duration = 2.0,
     listen: bool = True,
@@ -83,6 +85,10 @@ async def run(
             closed.
         schema: The schema's name; by default ``GRAPHILE_WORKER_SCHEMA``, or ``graphile_worker``.
         concurrency: How many jobs run at once.
+        max_task_processes: How many processes to start at most for tasks with ``executor="process"``; by
+            default as many as there are processors.
+        max_jobs_per_task_process: After how many jobs such a process is replaced by a new one, for code that
+            does not give back its memory; by default never.
         max_pool_size: How many connections tasks may use at once; the worker itself has three more.
         poll_interval: How often to look for jobs when nothing tells that there are any.
         listen: Off to only poll.
@@ -147,12 +153,7 @@ async def run(
         >>> asyncio.run(main())
         Hello, Bobby Tables
     """
-    given = dict(locals())
-    tasks = _tasks_of(given.pop("tasks"), given.pop("task_directory"))
-    given["cron_items"] = load_cron_items(given.pop("crontab"), given.pop("crontab_file"), cron_items)
-    runner = Runner(tasks, WorkerOptions.of(**given))
-    await runner.start()
-    return runner
+    return await _started(dict(locals()))
 
 
 async def run_once(
@@ -163,6 +164,8 @@ async def run_once(
     pool: asyncpg.Pool | None = None,
     schema: str | None = None,
     concurrency: int = 1,
+    max_task_processes: int | None = None,
+    max_jobs_per_task_process: int | None = None,
     max_pool_size: int = 10,
     prefetch: int = 0,
     prefetch_ttl: Duration = 300.0,
@@ -203,12 +206,18 @@ async def run_once(
         [1, 2]
         Drained(done=1, failed=0)
     """
-    given = dict(locals())
-    tasks = _tasks_of(given.pop("tasks"), given.pop("task_directory"))
-    runner = Runner(tasks, WorkerOptions.of(**given, listen=False, once=True))
-    await runner.start()
+    runner = await _started({**locals(), "listen": False, "once": True})
     await wait_until_ended(runner, shutdown_grace)
     return runner.drained
+
+
+async def _started(given: dict[str, Any]) -> Runner:
+    tasks = _tasks_of(given.pop("tasks"), given.pop("task_directory"))
+    crontab, crontab_file = given.pop("crontab", None), given.pop("crontab_file", None)
+    given["cron_items"] = load_cron_items(crontab, crontab_file, given.pop("cron_items", None))
+    runner = Runner(tasks, WorkerOptions.of(**given))
+    await runner.start()
+    return runner
 
 
 async def wait_until_ended(runner: Runner, grace: Duration) -> None:

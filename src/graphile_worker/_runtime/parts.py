@@ -22,6 +22,7 @@ from graphile_worker._runtime.in_hand import InHand
 from graphile_worker._runtime.job_log import JobLog
 from graphile_worker._runtime.lifeline import Lifeline
 from graphile_worker._runtime.notifier import Notifier
+from graphile_worker._runtime.processes import Processes
 from graphile_worker._runtime.scheduler import Scheduler
 from graphile_worker._runtime.sidecar import Sidecar
 from graphile_worker._runtime.stale_locks import StaleLocks
@@ -66,8 +67,7 @@ class Parts:
         handlers = read_handlers(tasks, on_invalid_payload=options.on_invalid_payload)
         _check_task_leases(options, handlers)
         worker_id = f"python-{secrets.token_hex(_ID_BYTES)}"
-        self._options = options
-        self._tasks = tasks
+        self._options, self._tasks = options, tasks
         self.logger = ScopedLogger(
             options.logger or logging.getLogger("graphile_worker"),
             {"label": "worker", "worker_id": worker_id},
@@ -113,10 +113,18 @@ class Parts:
             warned_apart=options.task_leases,
             specs=read_specs(self._tasks),
         )
+        self._processes = Processes(
+            surroundings,
+            most=options.max_task_processes,
+            jobs_each=options.max_jobs_per_task_process,
+            on_invalid_payload=options.on_invalid_payload,
+        )
         in_hand = self._in_hand = InHand(
             pool=self.pool,
             options=options,
-            executor=Executor(handlers, surroundings, options.interrupted_delay, options.middleware),
+            executor=Executor(
+                handlers, surroundings, options.interrupted_delay, options.middleware, self._processes
+            ),
             vitals=self._vitals,
             events=options.events,
             logger=self.logger,
@@ -254,6 +262,7 @@ class Parts:
             await self._listen_on.close()
 
     async def _let_go(self) -> None:
+        await self._processes.closed()
         # The last to go: until all is recorded others must not take it.
         await self._lifeline.stop(deregister=self.worker.leaves_nothing)
         self.health.phase = "stopped"

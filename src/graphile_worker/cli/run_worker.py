@@ -178,6 +178,8 @@ def _of_both(settings: Mapping[str, Value]) -> dict[str, Any]:
     """What `run` and `run_once` take beside that."""
     names = {
         "concurrency": "jobs",
+        "max_task_processes": "max_task_processes",
+        "max_jobs_per_task_process": "max_jobs_per_task_process",
         "prefetch": "prefetch",
         "shutdown_grace": "shutdown_grace",
         "recovery": "recovery",

@@ -7,7 +7,6 @@ import logging
 import threading
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar, overload
-from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import msgspec
 
@@ -89,16 +88,6 @@ class FakeContext(JobContext[S]):
         super().__init__(job, surroundings)
         self.added = added
 
-    def blocking(self, awaitable: Awaitable[T]) -> T:
-        """For a task that is a plain function: wait for what is awaitable here."""
-        if self._surroundings.loop is not None:
-            return super().blocking(awaitable)
-
-        async def waited() -> T:
-            return await awaitable
-
-        return asyncio.run(waited())
-
 
 @overload
 def context(
@@ -153,7 +142,6 @@ class _Surroundings(Surroundings):
     def __init__(self, utils: Place, state: Any) -> None:
         self._specs = {}
         self._stopping, self._apart = Stopping(), {}
-        self._own, self._of_jobs, self._lock = WeakKeyDictionary(), WeakValueDictionary(), threading.Lock()
         self.state, self.worker_id, self.utils = state, _WORKER, utils
         self.logger = ScopedLogger(
             logging.getLogger("graphile_worker"), {"label": "worker", "worker_id": _WORKER}
@@ -161,6 +149,20 @@ class _Surroundings(Surroundings):
         self.now = utils.real_clock().now if utils.clock is None else utils.clock.now
         self.loop = asyncio._get_running_loop()  # noqa: SLF001 - the other one raises
         self.loop_thread = threading.get_ident()
+
+    def stopping_of(self, job: Job, told: Stopping | None = None) -> Stopping:  # noqa: ARG002
+        """There is one job."""
+        return self._stopping
+
+    def blocking(self, awaitable: Awaitable[T]) -> T:
+        """Wait for it, on an event loop of its own if there is none."""
+        if self.loop is not None:
+            return super().blocking(awaitable)
+
+        async def waited() -> T:
+            return await awaitable
+
+        return asyncio.run(waited())
 
 
 class _NoDatabase(Pool):

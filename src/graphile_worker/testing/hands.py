@@ -80,6 +80,7 @@ class Hands:
     async def __aexit__(self, *_exception: object) -> None:
         self._job_log.close()
         self._executor.close()
+        await self._executor.processes.closed()
 
     async def claim(self) -> Held | None:
         """The next job that is due; None if there is none."""

@@ -180,12 +180,13 @@ class using:  # noqa: N801 - used like a function
             self._lent = self._app.lent(place, dsn=self._dsn, pool=None)
         else:
             self._lent = self._app.lent(Place.over(self._app.utils, self._clock))
-        self._enter()
+        self._lent.__enter__()
         return self._app
 
     async def __aexit__(self, *_exception: object) -> None:
         _CLOCKS[self._app] = self._clock_before
-        self._exit()
+        if self._lent is not None:
+            self._lent.__exit__(None, None, None)
         if self._opened is not None:
             await self._opened.close()
 
@@ -195,23 +196,9 @@ class using:  # noqa: N801 - used like a function
                 "A connection, or a clock, belongs to an event loop: use async with. Without one, pass dsn."
             )
         self._lent = self._app.lent(None, dsn=self._dsn, pool=None)
-        self._enter()
+        self._lent.__enter__()
         return self._app
 
     def __exit__(self, *_exception: object) -> None:
-        self._exit()
-
-    def _enter(self) -> None:
-        self._close_sync()
-        if self._lent is not None:
-            self._lent.__enter__()
-
-    def _exit(self) -> None:
-        self._close_sync()
         if self._lent is not None:
             self._lent.__exit__(None, None, None)
-
-    def _close_sync(self) -> None:
-        """Code without an event loop has connections of its own, to where the app was before."""
-        if self._dsn is not None or self._connection is not None:
-            self._app.close_sync()
