@@ -462,8 +462,8 @@ class TestContext:
             await once(served, database)
             errors = {job.payload["what"]: job.last_error or "" for job in await utils.list_jobs()}
         assert "The task 'typed_job' cannot be given that: n" in errors["payload"]
-        assert "stats cannot be had in a process: jobs can be added there" in errors["utils"]
-        assert "lend_connection cannot be had in a process" in errors["connection"]
+        assert "ctx.utils.stats cannot be had in a process: jobs can be added there" in errors["utils"]
+        assert "ctx.connection cannot be had in a process" in errors["connection"]
 
 
 class TestFinding:

@@ -660,6 +660,10 @@ class TestDeclaring:
         @app.task
         async def report(copies: int) -> None: ...
 
+        with pytest.raises(ConfigurationError, match=r"@app\.cron needs a pattern"):
+            app.cron(report)  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match=r"A cron item takes no 'fil'\. Did you mean fill\?"):
+            app.cron("0 8 * * *", fil="1h")  # type: ignore[call-arg]
         for arguments, message in [
             ({"payload": {"copies": "two"}}, r"'report': The task 'report' cannot be given that: .*copies"),
             ({}, r"'report': The task 'report' cannot be called like that: .*copies"),

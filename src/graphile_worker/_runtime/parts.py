@@ -234,7 +234,7 @@ class Parts:
         if not self._options.once:
             self._stale_locks.start()
         if self._scheduler is not None:
-            self._scheduler.warn_of_strangers()
+            self._scheduler.announce()
             self._scheduler.start()
         if self._options.listen:
             self.notifier.start()

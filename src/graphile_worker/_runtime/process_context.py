@@ -117,7 +117,8 @@ class ThroughWorker:
         if name.startswith("__"):
             raise AttributeError(name)
         raise TaskError(
-            f"{name} cannot be had in a process: jobs can be added there, and the worker's connections stay "
+            f"ctx.{'connection' if name == 'lend_connection' else f'utils.{name}'} cannot be had in a process: "
+            "jobs can be added there, and the worker's connections stay "
             "with the worker. Do it in a task that runs on the event loop or on a thread, or open a "
             "WorkerUtils of its own."
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import textwrap
 from datetime import datetime, timedelta
 from itertools import groupby, islice
 from operator import attrgetter
@@ -33,6 +34,7 @@ _HARDLY_EARLY = timedelta(seconds=1)
 """What the database's time is between its answers is an estimate."""
 _CHUNK = 2000
 """How many jobs are added at once, while catching up: more would hold up others on the event loop."""
+_MOST_SAID = 500
 _LONGEST_SLEEP = 10.0
 """A timer does not notice that the clock was changed, or that the machine slept."""
 
@@ -73,8 +75,10 @@ class Scheduler(Service):
         self._awaited: datetime | None = None
         self._in_vain = 0
 
-    def warn_of_strangers(self) -> None:
-        """Say which items this worker cannot run itself."""
+    def announce(self) -> None:
+        """Say what there is, and which items this worker cannot run itself."""
+        identifiers = ", ".join(item.identifier for item in self._items)
+        self.logger.info("Recurring tasks: %s", textwrap.shorten(identifiers, _MOST_SAID, placeholder=" …"))
         for item in self._items:
             if item.task not in self._pool.tasks:
                 self.logger.warning(
