@@ -43,8 +43,8 @@ async def slow(payload):
 
 
 @pytest.fixture(scope="session")
-def databases(default_databases: Databases) -> Databases:
-    return default_databases
+def databases(graphile_worker_databases: Databases) -> Databases:
+    return graphile_worker_databases
 
 
 @pytest.fixture
@@ -126,10 +126,31 @@ class TestRunning:
         assert (entry["level"], entry["job_id"], entry["task_identifier"]) == ("error", job["id"], "hello")
         assert "KeyError: 'name'" in entry["error"]
 
-    async def test_a_crontab_is_said_not_to_be_read_yet(self, database: str, folder: Path) -> None:
-        (folder / "crontab").write_text("* * * * * hello\n")
-        done = await asyncio.to_thread(command, folder, "-c", database, "--once")
-        assert "crontab is not read" in done.stderr
+    async def test_the_crontab_beside_the_tasks_is_read(
+        self, db: asyncpg.Connection, database: str, folder: Path
+    ) -> None:
+        (folder / "crontab").write_text("* * * * * hello ?id=often\n")
+        (folder / "other").write_text("* * * * * hello ?id=other\n")
+        known = "select identifier from graphile_worker._private_known_crontabs order by identifier"
+        for more, expected in ([], ["often"]), (["--crontab", "other"], ["often", "other"]):
+            async with worker(folder, database, *more):
+
+                async def has_them(expected: list[str] = expected) -> bool:
+                    return [row["identifier"] for row in await db.fetch(known)] == expected
+
+                await until(has_them, "the items are known")
+
+    async def test_a_crontab_that_was_asked_for_must_be_there_and_good(
+        self, database: str, folder: Path
+    ) -> None:
+        done = await asyncio.to_thread(command, folder, "-c", database, "--crontab", "nowhere")
+        assert done.returncode == 1
+        assert "The crontab 'nowhere' cannot be read" in done.stderr
+        (folder / "crontab").write_text("* * * * hello\n60 * * * * hello\n")
+        done = await asyncio.to_thread(command, folder, "-c", database)
+        assert done.returncode == 1
+        assert "crontab:1:1: '* * * * hello' is too short; expected five fields" in done.stderr
+        assert "crontab:2:1: the minute '60' is too large" in done.stderr
 
 
 class TestExitCodes:

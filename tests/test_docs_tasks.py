@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 import re
 import subprocess
@@ -36,9 +37,14 @@ if TYPE_CHECKING:
 TASKS = ROOT / "docs" / "tasks.md"
 
 
+@pytest.fixture(autouse=True)
+def modules_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+
+
 @pytest.fixture(scope="session")
-def databases(default_databases: Databases) -> Databases:
-    return default_databases
+def databases(graphile_worker_databases: Databases) -> Databases:
+    return graphile_worker_databases
 
 
 def test_the_tutorial(tmp_path: Path, short_folder: Path) -> None:
@@ -152,7 +158,7 @@ class TestThePageOnTasks:
         misfit, unknown = await shop.after_a_run()
         assert misfit.last_error is not None
         assert f"\n{misfit.last_error}\n" in TASKS.read_text()
-        assert unknown.last_error == "The payload does not fit: unknown: there is no such key"
+        assert unknown.last_error == "The payload does not fit: unknown: the task takes no such key"
         assert (misfit.attempts, misfit.state) == (1, JobState.SCHEDULED)
         with pytest.raises(InvalidJobError):
             await shop.app.add_job("ship", {**good, "unknown": 1})
@@ -200,8 +206,16 @@ class TestThePageOnTasks:
         assert digest.spec("ann@example.com", "Hello").job_key is None
         assert digest.spec(to="Ann@Example.org", text="Hello").job_key == "digest:ann@example.org"
 
+    async def check_processes(self, text: str, database: str, tmp_path: Path) -> None:
+        """In a module, where a process finds it."""
+        shop = module("primes_shop", text, tmp_path)
+        shop.app.configure(dsn=database)
+        async with shop.app as app:
+            await shop.count_primes.enqueue(below=10)
+            assert await app.run_once(handle_signals=False) == (2, 0)
+
     async def test_its_examples_of_outcomes_and_policies(
-        self, page: Page, capsys: pytest.CaptureFixture[str]
+        self, page: Page, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         names = await page.run(14)
         shop = Shop(names["app"])
@@ -259,6 +273,10 @@ class TestThePageOnTasks:
         await names["render"].enqueue(pages=2)
         assert await shop.after_a_run() == []
 
+        capsys.readouterr()
+        await self.check_processes(page.skip(), database, tmp_path)
+        assert capsys.readouterr().out == "There are 4\n"
+
         names = await page.run()
         assert names["job"].payload == ["ape", "b33", "cat"]
         await shop.app.utils.reschedule_jobs([names["job"].id], run_at=timedelta(0))
@@ -266,10 +284,15 @@ class TestThePageOnTasks:
         assert (batch.payload, batch.last_error) == (["b33"], "1 of 3 items failed: [1] b33 is no word")
         assert f"`{batch.last_error}`" in TASKS.read_text()
 
-        capsys.readouterr()
         await page.run()
         assert "True\n" in capsys.readouterr().out
         page.assert_done()
+
+
+def module(name: str, text: str, folder: Path) -> Any:
+    """An example as a module of that name, which other processes find too."""
+    (folder / f"{name}.py").write_text(text)
+    return importlib.import_module(name)
 
 
 def load_van(weight: int) -> None:
@@ -592,13 +615,17 @@ class TestThePageOnWritingGoodTasks:
         await names["fetch"].enqueue(url=url)
         assert await shop.after_a_run() == []
         assert names["pages"] == {url: b"Hello"}
-        await page.run()
-        await names["compute"].enqueue(n=20)
-        try:
-            assert await shop.after_a_run() == []
-        finally:
-            names["processes"].shutdown()
-        assert names["results"] == {20: 2432902008176640000}
+        charts = module("charts", page.skip(), tmp_path)
+        stored: list[tuple[int, int]] = []
+
+        @shop.app.task
+        async def store(n: int, digits: int) -> None:
+            stored.append((n, digits))
+
+        shop.app.include(charts)
+        await charts.compute.enqueue(n=20)
+        assert await shop.after_a_run() == []
+        assert stored == [(20, 19)]
 
     async def check_signing_up(self, page: Page, shop: Shop, db: asyncpg.Connection) -> None:
         """When the transaction fails, only the better one adds nothing."""

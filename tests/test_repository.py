@@ -12,6 +12,7 @@ import tomllib
 import pytest
 
 import graphile_worker
+from graphile_worker import testing
 from graphile_worker.embedded.binaries import Binaries
 from graphile_worker.testing import running_server
 from support.postgres import ROOT
@@ -36,6 +37,9 @@ def test_the_public_names_are_these() -> None:
             "Cleaned",
             "CleanupTask",
             "ConfigurationError",
+            "Cron",
+            "CronItem",
+            "CrontabError",
             "DatabaseError",
             "Drained",
             "EmbeddedServerError",
@@ -73,10 +77,14 @@ def test_the_public_names_are_these() -> None:
         ),
         *(
             "TaskError",
+            "TaskProcessError",
             "TaskStats",
             "TaskTimeoutError",
             "WorkerInfo",
             "WorkerUtils",
+            "format_crontab",
+            "parse_cron_items",
+            "parse_crontab",
             "quick_add_job",
             "run",
             "run_migrations",
@@ -86,9 +94,30 @@ def test_the_public_names_are_these() -> None:
     ]
 
 
+def test_the_names_for_tests_are_these() -> None:
+    assert testing.__all__ == [
+        *(
+            "Clock",
+            "Databases",
+            "FakeContext",
+            "Summary",
+            "assert_enqueued",
+            "assert_not_enqueued",
+            "context",
+        ),
+        *("drain", "enqueued", "inline", "job", "running_server", "using"),
+    ]
+    for name in testing.__all__:
+        assert getattr(testing, name).__module__.startswith("graphile_worker.testing")
+    assert set(testing.__all__) <= set(dir(testing))
+    with pytest.raises(AttributeError, match="has no attribute 'drains'"):
+        testing.drains  # noqa: B018
+
+
 def test_architecture_names_every_module_and_nothing_else() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
-    named = set(re.findall(r"^\| `([^`]+)`", text, re.MULTILINE))
+    rows = re.findall(r"^\| (`[^|]+`) \|", text, re.MULTILINE)
+    named = {path for row in rows for path in re.findall(r"`([^`]+)`", row)}
     missing = {path for path in named if not (ROOT / path).exists()}
     folders = tuple(path for path in named if path.endswith("/"))
     unnamed = {

@@ -48,6 +48,7 @@ pool:forcefulShutdown pool:forcefulShutdown:error pool:forcefulShutdown:complete
 localQueue:init localQueue:setMode localQueue:getJobs:complete localQueue:returnJobs
 worker:create worker:release worker:stop worker:getJob:start worker:getJob:error worker:getJob:empty
 worker:fatalError job:start job:success job:error job:failed job:complete
+cron:starting cron:started cron:backfill cron:prematureTimer cron:overdueTimer cron:schedule cron:scheduled
 resetLocked:started resetLocked:success resetLocked:failure gracefulShutdown forcefulShutdown stop"""
 
 once = functools.partial(run_once, handle_signals=False)
@@ -1026,7 +1027,7 @@ class TestEvents:
         assert heard.all == []
 
     async def test_every_event_of_graphile_worker_exists(self) -> None:
-        """But for those of cron, and of the delay that we do not have."""
+        """But for those of the delay that we do not have."""
         theirs = THEIR_EVENTS.split()
         assert set(theirs) - set(event.EVENTS) == set()
         ours = {

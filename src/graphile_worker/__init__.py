@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from graphile_worker.app import App
     from graphile_worker.client import WorkerUtils, quick_add_job, run_migrations
     from graphile_worker.context import JobContext
+    from graphile_worker.cron import Cron, CronItem, format_crontab, parse_cron_items, parse_crontab
     from graphile_worker.decorator import task
     from graphile_worker.emitter import Events
     from graphile_worker.errors import (
         BatchError,
         ConfigurationError,
+        CrontabError,
         DatabaseError,
         EmbeddedServerError,
         GraphileWorkerError,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
         SchemaTooOldError,
         ShutdownError,
         TaskError,
+        TaskProcessError,
         TaskTimeoutError,
     )
     from graphile_worker.job import Job, JobKeyMode, JobSpec, JobState
@@ -48,6 +51,9 @@ __all__ = [
     "Cleaned",
     "CleanupTask",
     "ConfigurationError",
+    "Cron",
+    "CronItem",
+    "CrontabError",
     "DatabaseError",
     "Drained",
     "EmbeddedServerError",
@@ -79,10 +85,14 @@ __all__ = [
     "Stats",
     "Task",
     "TaskError",
+    "TaskProcessError",
     "TaskStats",
     "TaskTimeoutError",
     "WorkerInfo",
     "WorkerUtils",
+    "format_crontab",
+    "parse_cron_items",
+    "parse_crontab",
     "quick_add_job",
     "run",
     "run_migrations",
@@ -105,11 +115,19 @@ _HOMES = {
             "run_migrations",
         ),
         "context": ("JobContext",),
+        "cron": (
+            "Cron",
+            "CronItem",
+            "format_crontab",
+            "parse_cron_items",
+            "parse_crontab",
+        ),
         "emitter": ("Events",),
         "decorator": ("task",),
         "errors": (
             "BatchError",
             "ConfigurationError",
+            "CrontabError",
             "DatabaseError",
             "EmbeddedServerError",
             "GraphileWorkerError",
@@ -124,6 +142,7 @@ _HOMES = {
             "SchemaTooOldError",
             "ShutdownError",
             "TaskError",
+            "TaskProcessError",
             "TaskTimeoutError",
         ),
         "job": (

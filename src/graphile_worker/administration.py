@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from graphile_worker._db import queries
+from graphile_worker._db import crontabs, queries
 from graphile_worker._db import workers as worker_queries
 from graphile_worker._db.cancellations import cancel
 from graphile_worker._db.cleanup import delete_permafailed_jobs, delete_unused
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from graphile_worker._db.cancellations import CancelAnswer
     from graphile_worker._db.connect import Connection
+    from graphile_worker._db.crontabs import KnownCrontab
     from graphile_worker._db.migrate import Pending
     from graphile_worker._db.session import Session
     from graphile_worker.durations import Duration
@@ -247,6 +248,11 @@ class Administration:
         if CleanupTask.GC_JOB_QUEUES in wanted:
             queues = await call(lambda on: delete_unused(on, schema, "queues"), connection)
         return Cleaned(jobs, identifiers, queues)
+
+    async def known_crontabs(self, *, connection: Connection | None = None) -> dict[str, KnownCrontab]:
+        """The schedules of recurring tasks that workers have had, by their identifiers."""
+        session = self._session
+        return await session.call(lambda on: crontabs.list_schedules(on, session.schema), connection)
 
     async def get_job(
         self, *, id: int | None = None, key: str | None = None, connection: Connection | None = None

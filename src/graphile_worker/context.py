@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from graphile_worker.errors import TaskError
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import asyncpg
 
     from graphile_worker._db.connect import Connection
-    from graphile_worker._runtime.deadline import Deadline
     from graphile_worker.client import WorkerUtils
     from graphile_worker.durations import Duration
     from graphile_worker.job import Job, JobSpec
@@ -66,6 +65,51 @@ class Stopping:
         self._for_tasks.set()
 
 
+class Limit(Protocol):
+    """How long a job may run, for those jobs that have a timeout."""
+
+    stopping: Stopping
+
+    @property
+    def at(self) -> datetime:
+        """Until when."""
+
+    def extend(self, duration: Duration) -> None:
+        """So long from now."""
+
+
+class Around(Protocol):
+    """What a context is about, beside its job: here of a worker's jobs, or in a process of one."""
+
+    worker_id: str
+    logger: ScopedLogger
+
+    @property
+    def state(self) -> Any:
+        """What the application has opened."""
+
+    @property
+    def utils(self) -> WorkerUtils:
+        """To add jobs, and whatever else there is to do."""
+
+    def now(self) -> datetime:
+        """The time as the queue sees it."""
+
+    async def add_job(
+        self, identifier: str, payload: Any = None, *, connection: Connection | None = None, **options: Any
+    ) -> Job:
+        """Add a job."""
+
+    def stopping(self, task: str) -> Stopping:
+        """What a job of that task is warned by."""
+
+    def stopping_of(self, job: Job, told: Stopping | None = None) -> Stopping:
+        """What that job alone is warned by; `told` is what it began with."""
+
+    def blocking(self, awaitable: Awaitable[T]) -> T:
+        """Wait for it, where there is no event loop."""
+
+
 class Surroundings:
     """What all jobs of a worker share."""
 
@@ -106,6 +150,12 @@ class Surroundings:
     def stopping(self, task: str) -> Stopping:
         """What a job of that task is warned by."""
         return self._apart.get(task, self._stopping)
+
+    def blocking(self, awaitable: Awaitable[T]) -> T:
+        """Have it awaited on the worker's event loop, and wait for that on another thread."""
+        if threading.get_ident() == self.loop_thread:
+            refuse_to_block(awaitable)
+        return asyncio.run_coroutine_threadsafe(_waited(awaitable), self.loop).result()
 
     def warn(self, concerned: Callable[[str | None], bool]) -> None:
         """Let jobs know that they are to stop: of tasks for which it holds; None stands for most of them."""
@@ -168,7 +218,7 @@ class JobContext(Generic[S]):
         "__weakref__", "_deadline", "_stopping", "_surroundings", "_told", "add_job", "add_jobs", "job",
     )  # fmt: skip
 
-    def __init__(self, job: Job, surroundings: Surroundings, deadline: Deadline | None = None) -> None:
+    def __init__(self, job: Job, surroundings: Around, deadline: Limit | None = None) -> None:
         self.job = job
         self._surroundings = surroundings
         self._deadline = deadline
@@ -261,15 +311,18 @@ class JobContext(Generic[S]):
 
         ``ctx.blocking(ctx.add_job("next"))`` runs on the worker's event loop while this thread waits.
         """
-        if threading.get_ident() == self._surroundings.loop_thread:
-            if inspect.iscoroutine(awaitable):
-                awaitable.close()  # or Python complains that nobody awaited it
-            raise TaskError("ctx.blocking is for plain functions. This is the event loop: use await.")
+        return self._surroundings.blocking(awaitable)
 
-        async def waited() -> T:
-            return await awaitable
 
-        return asyncio.run_coroutine_threadsafe(waited(), self._surroundings.loop).result()
+def refuse_to_block(awaitable: Awaitable[Any]) -> NoReturn:
+    """An event loop must not wait for itself."""
+    if inspect.iscoroutine(awaitable):
+        awaitable.close()  # or Python complains that nobody awaited it
+    raise TaskError("ctx.blocking is for plain functions. This is the event loop: use await.")
+
+
+async def _waited(awaitable: Awaitable[T]) -> T:
+    return await awaitable
 
 
 def _reserved(payload: Any, key: str) -> Any:

@@ -1,17 +1,21 @@
-"""`@task`: what makes a function, or a class, a task."""
+"""`@task`, which makes a function, or a class, a task; and `@app.cron`, which says when it is due."""
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
-from graphile_worker.errors import ConfigurationError
-from graphile_worker.task_options import TaskOptions, unknown_option
-from graphile_worker.tasks import HandlerClass, Task
+from graphile_worker.cron import CronItem, parse_cron_items
+from graphile_worker.errors import ConfigurationError, InvalidJobError
+from graphile_worker.task_options import JobOptions, TaskOptions, unknown_option
+from graphile_worker.tasks import HandlerClass, Task, task_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime, timedelta
 
     from graphile_worker.context import JobContext
+    from graphile_worker.cron.item import Overlap
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,6 +49,8 @@ class TaskDecorator:
             mapping of exceptions to any of these, or a function of a `Failure`.
         timeout: How long a job may run: seconds, a timedelta, or a function of the job that returns one. An
             ``async def`` is cancelled then; a thread is told, by ``ctx.stopping``, and abandoned.
+        executor: ``"process"`` for a function that computes for long: it runs in a process of its own, and is
+            killed when its time is over. See docs/tasks.md.
         batch: Whether the function takes a list, of which each item succeeds or fails by itself.
         on_invalid_payload: Whether a payload that does not fit fails this attempt (``"retry"``, for a newer
             deploy may understand it) or the job (``"fail"``).
@@ -122,3 +128,83 @@ class TaskDecorator:
 
 
 task = TaskDecorator()
+
+
+class CronDecorator:
+    """Says when jobs of a task are to be added, by workers of the app: ``@app.cron``, above ``@app.task``.
+
+    Its jobs have what the task says of its jobs. May be used more than once, with different identifiers.
+
+    Args:
+        match: A pattern such as ``"0 8 * * *"``, or a function: see `CronItem`.
+        payload: What the task gets; it is checked here and now.
+        identifier: What the schedule is known by in the database; by default the task's.
+        fill: How far to look back for minutes that no worker was there for, such as ``"2h"``.
+        tz: The time zone of the pattern; by default UTC.
+        overlap: ``"skip"`` to add no job while the one before is waiting or running.
+        options: queue_name, max_attempts, job_key, job_key_mode, priority, flags, timeout: as for any job.
+
+    Example:
+        >>> from graphile_worker import App
+        >>> app = App()
+        >>> @app.cron("0 8 * * MON-FRI", payload={"copies": 2}, tz="Europe/Paris", fill="2h")
+        ... @app.task
+        ... async def report(copies: int = 1) -> None: ...
+        >>> app.cron.items[0].identifier
+        'report'
+    """
+
+    def __init__(self) -> None:
+        self.items: list[CronItem] = []
+
+    def __call__(
+        self,
+        match: str | Callable[[datetime], object],
+        /,
+        *,
+        payload: Any = None,
+        identifier: str = "",
+        fill: timedelta | str | None = None,
+        tz: str | None = None,
+        overlap: Overlap = "allow",
+        **options: Unpack[JobOptions],
+    ) -> Callable[[T], T]:
+        """Decorate a task."""
+        if task_of(match) is not None:
+            raise ConfigurationError('@app.cron needs a pattern: @app.cron("0 8 * * *"), above @app.task.')
+        for name in options.keys() - JobOptions.__annotations__.keys():
+            own = [*inspect.signature(self.__call__).parameters][1:-1]
+            hint = unknown_option(name, [*own, *JobOptions.__annotations__])
+            raise ConfigurationError(f"A cron item takes no {name!r}. {hint}")
+        if "run_at" in options:
+            raise ConfigurationError("A cron item takes no 'run_at': its pattern says when.")
+
+        def decorate(thing: T) -> T:
+            task = task_of(thing)
+            if task is None:
+                raise ConfigurationError(f"{thing!r} is no task. Put @app.cron(…) above @app.task.")
+            try:
+                spec = task.spec_for({} if payload is None else payload, options)
+            except InvalidJobError as error:
+                raise ConfigurationError(
+                    f"The cron item {identifier or task.identifier!r}: {error}"
+                ) from None
+            item = CronItem(
+                spec.identifier,
+                match,
+                identifier=identifier,
+                payload=spec.payload,
+                max_attempts=spec.max_attempts,
+                queue_name=spec.queue_name,
+                priority=spec.priority,
+                job_key=None if overlap == "skip" and "job_key" not in options else spec.job_key,
+                job_key_mode=spec.job_key_mode,
+                flags=spec.flags,
+                tz=tz,
+                overlap=overlap,
+                fill=fill,
+            )
+            self.items = parse_cron_items([*self.items, item])
+            return thing
+
+        return decorate

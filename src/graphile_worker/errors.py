@@ -4,10 +4,12 @@
 
     GraphileWorkerError
     ├── ConfigurationError         a setting or an argument is missing or wrong
+    │   ├── CrontabError           a crontab cannot be read
     │   └── MissingExtraError      a feature needs a package that is not installed
     ├── TaskError                  a task cannot be run
     │   ├── InvalidPayloadError    its payload does not fit
     │   ├── TaskTimeoutError       it took longer than it may
+    │   ├── TaskProcessError       the process that it ran in has ended
     │   └── BatchError             some items of a batch failed
     ├── ShutdownError              a worker stopped before everything was recorded
     ├── DatabaseError              the database cannot be reached, or cannot be used as it is
@@ -25,7 +27,7 @@ A message says what happened and what to do next. None of them carries a passwor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +39,31 @@ class GraphileWorkerError(Exception):
 
 class ConfigurationError(GraphileWorkerError):
     """A setting or an argument is missing or wrong."""
+
+
+class CrontabProblem(NamedTuple):
+    """One thing that is wrong in a crontab. Lines and columns begin at 1."""
+
+    line: int
+    column: int
+    text: str
+    message: str
+
+
+class CrontabError(ConfigurationError):
+    """A crontab cannot be read.
+
+    Attributes:
+        problems: All that is wrong in it, each with its line, its column and the text there.
+    """
+
+    def __init__(self, problems: Sequence[CrontabProblem], source: str = "crontab") -> None:
+        self.problems = tuple(problems)
+        super().__init__(
+            "\n".join(
+                f"{source}:{problem.line}:{problem.column}: {problem.message}" for problem in self.problems
+            )
+        )
 
 
 class MissingExtraError(ConfigurationError):
@@ -61,6 +88,10 @@ class InvalidPayloadError(TaskError):
 
 class TaskTimeoutError(TaskError):
     """A job took longer than its task's timeout."""
+
+
+class TaskProcessError(TaskError):
+    """The process that a task ran in ended before the task did: it crashed, or somebody killed it."""
 
 
 class BatchError(TaskError):

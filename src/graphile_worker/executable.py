@@ -179,10 +179,18 @@ def environment_of(job: Job) -> dict[str, str]:
     return {f"GRAPHILE_WORKER_{name}": str(value) for name, value in about.items() if value is not None}
 
 
+def how_it_ended(status: int) -> str:
+    """What an exit status says; it is negative for a signal.
+
+    >>> how_it_ended(3), how_it_ended(-9)
+    ('exited with code 3', 'was killed by SIGKILL')
+    """
+    return f"exited with code {status}" if status >= 0 else f"was killed by {_signal_name(-status)}"
+
+
 def _why(status: int, complaints: str) -> str:
-    how = f"exited with code {status}" if status > 0 else f"was killed by {_signal_name(-status)}"
     cut = "…" if len(complaints) > _MOST_TOLD else ""
-    return f"Process {how}" + (f": {cut}{complaints.strip()}" if complaints.strip() else "")
+    return f"Process {how_it_ended(status)}" + (f": {cut}{complaints.strip()}" if complaints.strip() else "")
 
 
 def _signal_name(number: int) -> str:

@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from graphile_worker._runtime.handlers import read_handlers
+from graphile_worker.cron import CronItem, parse_cron_items, parse_crontab
 from graphile_worker.decorator import task
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.executable import Executable
@@ -31,6 +32,8 @@ from graphile_worker.tasks import task_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from importlib.machinery import ModuleSpec
+
+    from graphile_worker.options import CronItems
 
     Functions = dict[str, Callable[..., Any]]
 
@@ -72,7 +75,36 @@ def load_tasks(path: str | os.PathLike[str]) -> Functions:
             f"There are no tasks in {_shown(where)}. For a task hello, add hello.py to it, with a function "
             "hello(payload)."
         )
+    for name, function in found.items():
+        if (declared := task_of(function)) is not None:
+            declared.loaded_from = str(where), name
     return found
+
+
+def load_crontab(path: str | os.PathLike[str]) -> list[CronItem]:
+    """The items of a crontab; strict, unless its first line is ``# graphile-worker: extended``.
+
+    Raises:
+        ConfigurationError: It cannot be read; a `CrontabError` if that is because of what is in it.
+    """
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"The crontab {str(path)!r} cannot be read: {error}.") from error
+    return parse_crontab(text, strict=None, source=str(path))
+
+
+def load_cron_items(
+    crontab: str | None, crontab_file: str | os.PathLike[str] | None, cron_items: CronItems | None
+) -> list[CronItem]:
+    """The items, which are given as one of the three, or not at all."""
+    if sum(given is not None for given in (crontab, crontab_file, cron_items)) > 1:
+        raise ConfigurationError("Pass crontab, crontab_file or cron_items: one of the three.")
+    if crontab is not None:
+        return parse_cron_items(parse_crontab(crontab, strict=None))
+    if crontab_file is not None:
+        return parse_cron_items(load_crontab(crontab_file))
+    return parse_cron_items(cron_items or ())
 
 
 def load_named(target: str) -> Any:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 
+from graphile_worker.cron import parse_cron_items
 from graphile_worker.durations import seconds
 from graphile_worker.emitter import Events
 from graphile_worker.errors import ConfigurationError
@@ -16,15 +19,18 @@ from graphile_worker.middleware.base import check_middleware
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
     from contextlib import AbstractAsyncContextManager
+    from os import PathLike
     from typing import TypeAlias
 
     import asyncpg
 
+    from graphile_worker.cron import CronItem
     from graphile_worker.durations import Duration
     from graphile_worker.liveness import OnRecovery
     from graphile_worker.logs import AnyLogger
     from graphile_worker.middleware import Middleware
 
+    CronItems: TypeAlias = Iterable[CronItem | Mapping[str, Any]]
     FlagsNow: TypeAlias = Iterable[str] | None
     FlagsOption: TypeAlias = FlagsNow | Callable[[], FlagsNow | Awaitable[FlagsNow]]
 
@@ -51,6 +57,7 @@ _SWITCHES = (
     "exit_if_stuck",
 )
 _COUNTS = {"concurrency": 1, "prefetch": 0}
+_COUNTS_OR_NONE = ("max_task_processes", "max_jobs_per_task_process")
 _MOST = 100_000
 _LONGEST_LEASE = 10_800.0
 """Graphile Worker takes what was locked for four hours from anybody, and we lock anew every hour."""
@@ -60,6 +67,8 @@ class OnceOptions(TypedDict, total=False):
     """What `App.run_once` takes: of the arguments of `run_once` those that an app does not have itself."""
 
     concurrency: int
+    max_task_processes: int | None
+    max_jobs_per_task_process: int | None
     prefetch: int
     prefetch_ttl: Duration
     forbidden_flags: FlagsOption
@@ -86,6 +95,9 @@ class RunOptions(OnceOptions, total=False):
     listen_dsn: str | None
     min_reset_locked_interval: Duration
     max_reset_locked_interval: Duration
+    crontab: str | None
+    crontab_file: str | PathLike[str] | None
+    cron_items: CronItems | None
     health: str | int | None
 
 
@@ -97,6 +109,8 @@ class WorkerOptions:
     pool: asyncpg.Pool | None = None
     schema: str | None = None
     concurrency: int = 1
+    max_task_processes: int | None = None
+    max_jobs_per_task_process: int | None = None
     max_pool_size: int = 10
     poll_interval: float = 2.0
     listen: bool = True
@@ -121,6 +135,7 @@ class WorkerOptions:
     on_invalid_payload: str = "retry"
     lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None
     middleware: Sequence[Middleware] = ()
+    cron_items: Sequence[CronItem] = ()
     health: str | int | None = None
     handle_signals: bool = True
     migrate: bool = True
@@ -143,6 +158,7 @@ class WorkerOptions:
             task: seconds(f"task_leases[{task!r}]", value) for task, value in leases.items()
         }
         given["middleware"] = check_middleware(given.get("middleware"))
+        given["cron_items"] = parse_cron_items(given.get("cron_items") or ())
         if given.get("events") is None:
             given["events"] = Events()
         return cls(**given)
@@ -154,17 +170,21 @@ class WorkerOptions:
             raise ConfigurationError("Pass listen_dsn, or listen=False, not both.")
         self._check_types()
         for name, least in _COUNTS.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
-                raise ConfigurationError(
-                    f"{name} is {value!r}; it must be an integer from {least} to {_MOST:,}."
-                )
+            self._check_count(name, least)
+        for name in _COUNTS_OR_NONE:
+            if getattr(self, name) is not None:
+                self._check_count(name, 1)
         self._check_leases()
         if self.min_reset_locked_interval > self.max_reset_locked_interval:
             raise ConfigurationError(
                 f"min_reset_locked_interval ({self.min_reset_locked_interval} s) is longer than "
                 f"max_reset_locked_interval ({self.max_reset_locked_interval} s)."
             )
+
+    def _check_count(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+            raise ConfigurationError(f"{name} is {value!r}; it must be an integer from {least} to {_MOST:,}.")
 
     def _check_types(self) -> None:
         if not isinstance(self.events, Events):
@@ -178,6 +198,9 @@ class WorkerOptions:
             raise ConfigurationError(
                 f"on_invalid_payload is {self.on_invalid_payload!r}; it must be 'retry' or 'fail'."
             )
+        function = self.lifespan.func if isinstance(self.lifespan, partial) else self.lifespan
+        if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+            raise ConfigurationError(f"Put @asynccontextmanager above {function.__name__}, the lifespan.")
         if self.lifespan is not None and not callable(self.lifespan):
             raise ConfigurationError(
                 f"lifespan is {self.lifespan!r}; it must be a function that makes an async context manager."

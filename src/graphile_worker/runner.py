@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphile_worker._runtime.lifecycle import Drained, Runner
 from graphile_worker.errors import ConfigurationError, ShutdownError
-from graphile_worker.loader import load_tasks
+from graphile_worker.loader import load_cron_items, load_tasks
 from graphile_worker.options import WorkerOptions
 
 __all__ = ["Drained", "Runner", "run", "run_once"]
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from graphile_worker.liveness import OnRecovery
     from graphile_worker.logs import AnyLogger
     from graphile_worker.middleware import Middleware
-    from graphile_worker.options import FlagsOption
+    from graphile_worker.options import CronItems, FlagsOption
     from graphile_worker.task_options import OnInvalidPayload
 
 
@@ -38,6 +38,8 @@ async def run(
     pool: asyncpg.Pool | None = None,
     schema: str | None = None,
     concurrency: int = 1,
+    max_task_processes: int | None = None,
+    max_jobs_per_task_process: int | None = None,
     max_pool_size: int = 10,
     poll_interval: Duration = 2.0,
     listen: bool = True,
@@ -62,6 +64,9 @@ async def run(
     on_invalid_payload: OnInvalidPayload = "retry",
     lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
     middleware: Iterable[Middleware] | None = None,
+    crontab: str | None = None,
+    crontab_file: str | PathLike[str] | None = None,
+    cron_items: CronItems | None = None,
     health: str | int | None = None,
     handle_signals: bool = True,
     migrate: bool = True,
@@ -80,6 +85,10 @@ async def run(
             closed.
         schema: The schema's name; by default ``GRAPHILE_WORKER_SCHEMA``, or ``graphile_worker``.
         concurrency: How many jobs run at once.
+        max_task_processes: How many processes to start at most for tasks with ``executor="process"``; by
+            default as many as there are processors.
+        max_jobs_per_task_process: After how many jobs such a process is replaced by a new one, for code that
+            does not give back its memory; by default never.
         max_pool_size: How many connections tasks may use at once; the worker itself has three more.
         poll_interval: How often to look for jobs when nothing tells that there are any.
         listen: Off to only poll.
@@ -114,6 +123,9 @@ async def run(
             what it gives is at ``ctx.state``.
         middleware: What stands around the running of its jobs, and the adding of jobs by them: see
             docs/middleware.md.
+        crontab: Recurring tasks, as the text of a crontab: see docs/cron.md.
+        crontab_file: The same as a file, in place of `crontab`.
+        cron_items: The same as a list of `CronItem` or of dictionaries, in place of either.
         health: Where to answer ``/live`` and ``/ready`` over HTTP: a port, or ``"host:port"``.
         handle_signals: Stop at SIGINT, SIGTERM, SIGHUP and SIGUSR2; afterwards the signal takes its usual
             course.
@@ -141,11 +153,7 @@ async def run(
         >>> asyncio.run(main())
         Hello, Bobby Tables
     """
-    given = dict(locals())
-    tasks = _tasks_of(given.pop("tasks"), given.pop("task_directory"))
-    runner = Runner(tasks, WorkerOptions.of(**given))
-    await runner.start()
-    return runner
+    return await _started(dict(locals()))
 
 
 async def run_once(
@@ -156,6 +164,8 @@ async def run_once(
     pool: asyncpg.Pool | None = None,
     schema: str | None = None,
     concurrency: int = 1,
+    max_task_processes: int | None = None,
+    max_jobs_per_task_process: int | None = None,
     max_pool_size: int = 10,
     prefetch: int = 0,
     prefetch_ttl: Duration = 300.0,
@@ -196,12 +206,18 @@ async def run_once(
         [1, 2]
         Drained(done=1, failed=0)
     """
-    given = dict(locals())
-    tasks = _tasks_of(given.pop("tasks"), given.pop("task_directory"))
-    runner = Runner(tasks, WorkerOptions.of(**given, listen=False, once=True))
-    await runner.start()
+    runner = await _started({**locals(), "listen": False, "once": True})
     await wait_until_ended(runner, shutdown_grace)
     return runner.drained
+
+
+async def _started(given: dict[str, Any]) -> Runner:
+    tasks = _tasks_of(given.pop("tasks"), given.pop("task_directory"))
+    crontab, crontab_file = given.pop("crontab", None), given.pop("crontab_file", None)
+    given["cron_items"] = load_cron_items(crontab, crontab_file, given.pop("cron_items", None))
+    runner = Runner(tasks, WorkerOptions.of(**given))
+    await runner.start()
+    return runner
 
 
 async def wait_until_ended(runner: Runner, grace: Duration) -> None:

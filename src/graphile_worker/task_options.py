@@ -6,7 +6,7 @@ import difflib
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from graphile_worker.durations import Duration, seconds, takes_one
-from graphile_worker.errors import InvalidJobError
+from graphile_worker.errors import ConfigurationError, InvalidJobError
 from graphile_worker.job import TIMEOUT_FLAG, Job
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 OnInvalidPayload: TypeAlias = Literal["retry", "fail"]
 TimeoutOption: TypeAlias = "Duration | Callable[[Job], Duration | None] | None"
+ExecutorOption: TypeAlias = Literal["process"] | None
 _ELSEWHERE = {
     **dict.fromkeys(("queue",), "queue_name"),
     **dict.fromkeys(("countdown", "delay", "eta", "at", "schedule_at", "scheduled_at"), "run_at"),
@@ -51,6 +52,7 @@ class TaskOptions(TypedDict, total=False):
     flags: Iterable[str] | None
     retry: RetryOption
     timeout: TimeoutOption
+    executor: ExecutorOption
     batch: bool
     on_invalid_payload: OnInvalidPayload | None
 
@@ -72,6 +74,21 @@ def read_timeout(given: object) -> float | Callable[[Job], Duration | None] | No
     if given is None or (callable(given) and takes_one(given)):
         return given
     return seconds("timeout", given, "more than 0")
+
+
+def read_executor(given: object, function: Any) -> ExecutorOption:
+    """What was given as `executor`; refuses a function that only the process in which it was made has."""
+    if given is not None and given != "process":
+        raise ConfigurationError(
+            f"executor is {given!r}; it must be 'process', or left out: then an async def runs on the event "
+            "loop, and a def on a thread."
+        )
+    if given == "process" and "<locals>" in getattr(function, "__qualname__", ""):
+        raise ConfigurationError(
+            f"{function.__qualname__} is inside of a function, where a process does not find it. Declare a "
+            "task that is to run in a process at the top level of a module."
+        )
+    return "process" if given == "process" else None
 
 
 def check_job_options(function: str, given: Iterable[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import functools
 import inspect
 import logging
@@ -32,6 +31,7 @@ from graphile_worker.task_options import (
     JobOptions,
     TaskOptions,
     check_job_options,
+    read_executor,
     read_timeout,
     with_timeout,
 )
@@ -164,6 +164,7 @@ class Task(Enqueuer[Q], Generic[P, Q, R]):
         options: What its jobs have unless they say otherwise.
         retry: When it is tried again after a failure; None: as Graphile Worker has it.
         timeout: How long a job may run, in seconds, or a function of the job.
+        executor: ``"process"`` if it runs in a process of its own.
         batch: Whether it takes a list, of which each item succeeds or fails by itself.
         on_invalid_payload: What becomes of a job whose payload does not fit; None: what the app says.
 
@@ -186,6 +187,9 @@ class Task(Enqueuer[Q], Generic[P, Q, R]):
     """
 
     __name__: str
+    __qualname__: str
+    queue_of_process: ClassVar[Queue | None] = None
+    """Where jobs of a task without an app go, in a process that runs tasks for a worker."""
 
     def __init__(self, function: Callable[P, R], identifier: str | None, options: TaskOptions) -> None:
         functools.update_wrapper(self, function, updated=())
@@ -199,6 +203,7 @@ class Task(Enqueuer[Q], Generic[P, Q, R]):
         self.handler_class: type[Any] | None = function if isinstance(function, type) else None
         self.retry = read_policy(options.get("retry"))
         self.timeout = read_timeout(options.get("timeout"))
+        self.executor = read_executor(options.get("executor"), self)
         self.batch = bool(options.get("batch"))
         self.on_invalid_payload = options.get("on_invalid_payload")
         given: Any = {name: options.get(name) for name in JobOptions.__annotations__ if name != "timeout"}
@@ -211,9 +216,14 @@ class Task(Enqueuer[Q], Generic[P, Q, R]):
         self._queue: Queue | None = None
         self.owner: Queue | None = None
         """The app that it was declared with; others cannot have it."""
+        self.loaded_from: tuple[str, str] | None = None
+        """The folder, or the file, that it was loaded from without being imported, and its name there."""
 
     def __repr__(self) -> str:
         return f"<Task {self.identifier!r}>"
+
+    def __reduce__(self) -> str:
+        return self.__qualname__  # in another process it is found where it was declared
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function, here and now: for tests, and for code that does not want a job."""
@@ -222,6 +232,8 @@ class Task(Enqueuer[Q], Generic[P, Q, R]):
     @property
     def queue(self) -> Queue:
         """Where its jobs go."""
+        if self._queue is None and self.queue_of_process is not None:
+            return self.queue_of_process
         if self._queue is None:
             raise ConfigurationError(
                 f"The task {self.identifier!r} belongs to no app, so nobody knows which database its jobs "
@@ -240,9 +252,10 @@ class Task(Enqueuer[Q], Generic[P, Q, R]):
 
     def attached(self, queue: Queue) -> Task[P, Q, R]:
         """The same task, whose jobs go there whatever becomes of this one."""
-        twin = copy.copy(self)
+        twin: Task[P, Q, R] = object.__new__(type(self))
+        vars(twin).update(vars(self))
         twin.attach(queue)
-        twin._task = twin  # noqa: SLF001 - it is one of us
+        twin._task = twin
         return twin
 
     def rename(self, identifier: str) -> None:

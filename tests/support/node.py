@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
-from typing import NamedTuple
+import subprocess
+from typing import Any, NamedTuple
 
 import pytest
 from benchmarks.server import connection_variables
@@ -49,6 +51,20 @@ async def run(version: str, dsn: str, *arguments: str, cwd: str = "/") -> Finish
     output, _ = await process.communicate()
     assert process.returncode is not None
     return Finished(process.returncode, output.decode())
+
+
+def script(version: str, text: str, given: Any) -> Any:
+    """What a script of ours prints, as JSON, that can require npm's package; `given` is its input."""
+    command(version)
+    done = subprocess.run(
+        ["node", "-e", text],
+        cwd=PEERS / f"graphile-worker-{version}",
+        input=json.dumps(given),
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return json.loads(done.stdout)
 
 
 async def install(version: str, dsn: str, *, schema: str = "graphile_worker") -> None:

@@ -158,7 +158,7 @@ def trouble_of(error: BaseException) -> Trouble:
             return Trouble.LOST
 
 
-def is_about_data(error: BaseException) -> bool:
+def is_about_data(error: BaseException | None) -> bool:
     """Whether a value cannot be what it is to be: then to repeat the statement is of no use."""
     return isinstance(error, asyncpg.DataError)
 

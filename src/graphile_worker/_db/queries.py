@@ -123,6 +123,12 @@ async def count_jobs(connection: Connection, schema: Schema) -> list[asyncpg.Rec
     return await connection.fetch(statements_for(schema, "jobs.sql")["count_jobs"])
 
 
+async def read_now(connection: Connection, schema: Schema) -> datetime:
+    """The database's time: in a transaction, when that began."""
+    now: datetime = await connection.fetchval(statements_for(schema, "jobs.sql")["read_now"])
+    return now
+
+
 async def count_queues(
     connection: Connection,
     schema: Schema,

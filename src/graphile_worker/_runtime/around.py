@@ -9,6 +9,7 @@ import msgspec
 
 from graphile_worker.context import JobContext
 from graphile_worker.errors import BatchError, TaskError
+from graphile_worker.middleware.base import insist_on_its_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
@@ -51,13 +52,8 @@ class _Around:
         value = self._middleware.execute(JobContext(job, self._surroundings, deadline), proceed)
         if inspect.isawaitable(value):
             value = await value
-        if begun is not None and inspect.getcoroutinestate(begun) != inspect.CORO_CLOSED:
-            if inspect.getcoroutinestate(begun) == inspect.CORO_CREATED:
-                begun.close()
-            raise TaskError(
-                f"{type(self._middleware).__name__}.execute called proceed() and did not wait for it: write "
-                "await proceed(), or return proceed()."
-            )
+        if begun is not None:
+            insist_on_its_end(begun, f"{type(self._middleware).__name__}.execute")
         return value
 
     async def _with_payload(self, payload: Any, handler: Handler, job: Job, deadline: Deadline | None) -> Any:

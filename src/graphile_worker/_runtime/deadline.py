@@ -34,6 +34,10 @@ class Deadline:
         self.stopping = Stopping()
         """Set when it is over; for this job alone."""
 
+    def begin(self) -> None:
+        """Count from now on: until now it had to wait for something that is not of its own doing."""
+        self._when = self._loop.time() + self._timeout
+
     @property
     def at(self) -> datetime:
         """The moment, by this machine's clock."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphile_worker._runtime.around import around
 from graphile_worker._runtime.deadline import Deadline
+from graphile_worker._runtime.processes import Processes
 from graphile_worker._runtime.threads import Threads
 from graphile_worker.errors import TaskError
 from graphile_worker.middleware.base import overriding
@@ -32,13 +33,14 @@ logger = logging.getLogger("graphile_worker")
 
 
 class Executor:
-    """Runs tasks: on the event loop, or on threads if they are plain functions.
+    """Runs tasks: on the event loop, on threads if they are plain functions, or in processes.
 
     Args:
         handlers: The tasks.
         surroundings: What all jobs share.
         interrupted_delay: Seconds until a job that was interrupted is available again.
         middleware: What stands around each job.
+        processes: For tasks that are to run in some.
     """
 
     def __init__(
@@ -47,11 +49,13 @@ class Executor:
         surroundings: Surroundings,
         interrupted_delay: float,
         middleware: Iterable[Middleware] = (),
+        processes: Processes | None = None,
     ) -> None:
         self._handlers = handlers
         self._surroundings = surroundings
         self.interrupted = Interrupted(interrupted_delay)
         self._threads = Threads()
+        self.processes = processes or Processes(surroundings)
         self._closed = False
         self.abandoned = 0
         """How many threads go on though the timeouts of their jobs are over."""
@@ -81,6 +85,7 @@ class Executor:
         """Nothing more will run."""
         self._closed = True
         self._threads.close()
+        self.processes.close()
 
     async def execute(self, held: Held) -> Outcome:
         """Run the job to its end. Whatever is raised belongs to this job alone."""
@@ -107,6 +112,8 @@ class Executor:
         value = None
         if call.batch is not None and not call.batch.good:
             pass  # none of its items can be run
+        elif handler.reference is not None:
+            value = await self.processes.run(handler.reference, job, deadline)
         elif not handler.is_async:
             value = await self._call_on_thread(handler.function, call, job, deadline)
         elif deadline is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from graphile_worker.middleware import ConcurrencyLimits
 from graphile_worker.middleware.base import overriding
 
 if TYPE_CHECKING:
@@ -39,6 +40,13 @@ class Gates:
         self._tasks = tasks
         self._logger = logger
         self._without_limited = False
+        self._failed: set[Middleware] = set()
+        for one in self._middleware:
+            if isinstance(one, ConcurrencyLimits) and (unknown := one.limits.keys() - set(tasks)):
+                logger.warning(
+                    "There are limits for tasks that this worker does not have: %s",
+                    ", ".join(sorted(unknown)),
+                )
 
     def __bool__(self) -> bool:
         """Whether there is any."""
@@ -63,6 +71,12 @@ class Gates:
                 room = one.room(task, count)
                 wanted = wanted if room is None else min(wanted, room)
             except Exception:
-                # Claiming is safer to go on with than to stop for ever.
-                self._logger.exception("%s could not say how many jobs of %r may be claimed", one, task)
+                # To go on claiming is better than to stop for ever.
+                if one not in self._failed:
+                    self._failed.add(one)
+                    self._logger.exception(
+                        "%s cannot say how many jobs of %r may be claimed, so all may",
+                        type(one).__name__,
+                        task,
+                    )
         return wanted

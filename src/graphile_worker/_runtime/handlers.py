@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from graphile_worker._runtime.batch import Batch, discard, failed_in_part, failures
+from graphile_worker._runtime.references import reference_to
 from graphile_worker.binding import Items
 from graphile_worker.context import JobContext
 from graphile_worker.conversion import MisfitError
@@ -23,8 +24,8 @@ from graphile_worker.tasks import Task, task_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from graphile_worker._runtime.deadline import Deadline
-    from graphile_worker.context import Surroundings
+    from graphile_worker._runtime.references import Reference
+    from graphile_worker.context import Around, Limit
     from graphile_worker.job import Job, JobSpec
     from graphile_worker.outcome import Outcome
 
@@ -49,13 +50,15 @@ class Handler(Protocol):
 
     function: Callable[..., Any]
     is_async: bool
+    reference: Reference | None
+    """Where a process finds it, if it is to run in one."""
     may_time_out: bool
     """Whether its jobs have a timeout that they do not name themselves."""
 
     def timeout(self, job: Job) -> float | None:
         """How many seconds the job may run."""
 
-    def call(self, job: Job, surroundings: Surroundings, deadline: Deadline | None = None) -> Call:
+    def call(self, job: Job, surroundings: Around, deadline: Limit | None = None) -> Call:
         """What to call the function with; raises `InvalidPayloadError`."""
 
     async def conclude(self, job: Job, call: Call, value: Any) -> None:
@@ -71,6 +74,7 @@ class ByPosition:
     def __init__(self, function: Callable[..., Any], *, takes_context: bool) -> None:
         self.function = function
         self.is_async = is_async(function)
+        self.reference: Reference | None = None
         self.may_time_out = False
         self._takes_context = takes_context
 
@@ -78,7 +82,7 @@ class ByPosition:
         """Only if the job itself says so."""
         return _timeout_of(job)
 
-    def call(self, job: Job, surroundings: Surroundings, deadline: Deadline | None = None) -> Call:
+    def call(self, job: Job, surroundings: Around, deadline: Limit | None = None) -> Call:
         """The payload as it is."""
         items = len(job.payload) if isinstance(job.payload, list) else None
         if self._takes_context:
@@ -114,6 +118,7 @@ class OfTask:
         self._ends_invalid = (task.on_invalid_payload or on_invalid_payload) == "fail"
         self.function = task.binding.function
         self.is_async = is_async(self.function)
+        self.reference: Reference | None = None
         self.call = self._call_with_batch if isinstance(task.binding, Items) else self._call
         self._takes_context = task.binding.takes_context
 
@@ -125,7 +130,7 @@ class OfTask:
         timeout = self._timeout(job) if callable(self._timeout) else self._timeout
         return None if timeout is None else seconds("timeout", timeout, "more than 0")
 
-    def _call(self, job: Job, surroundings: Surroundings, deadline: Deadline | None = None) -> Call:
+    def _call(self, job: Job, surroundings: Around, deadline: Limit | None = None) -> Call:
         context = JobContext(job, surroundings, deadline) if self._takes_context else None
         try:
             args, kwargs = self._binding.arguments(job.payload, context)
@@ -133,9 +138,7 @@ class OfTask:
         except MisfitError as error:
             raise InvalidPayloadError(f"The payload does not fit: {error}", path=error.path) from None
 
-    def _call_with_batch(
-        self, job: Job, surroundings: Surroundings, deadline: Deadline | None = None
-    ) -> Call:
+    def _call_with_batch(self, job: Job, surroundings: Around, deadline: Limit | None = None) -> Call:
         assert isinstance(self._binding, Items)  # noqa: S101 - for the type checker
         batch = Batch(job.payload, self._binding.item, final=self._ends_invalid)
         args, kwargs = self._binding.passing(batch.good)
@@ -168,6 +171,21 @@ class OfTask:
             )
             return failure(error)
         return failure(error, delay=delay, at=at)
+
+
+class InProcess(OfTask):
+    """One whose function is called in a process. Here is only decided what its failures come to."""
+
+    def __init__(self, task: Task[Any, Any, Any], *, on_invalid_payload: str) -> None:
+        super().__init__(task, on_invalid_payload=on_invalid_payload)
+        self.reference = reference_to(task)
+        self.call = self._no_call
+
+    def _no_call(self, job: Job, surroundings: Around, deadline: Limit | None = None) -> Call:  # noqa: ARG002
+        return Call((), {})
+
+    async def conclude(self, job: Job, call: Call, value: Any) -> None:
+        """Done there."""
 
 
 def _timeout_of(job: Job) -> float | None:
@@ -212,7 +230,8 @@ def read_handlers(tasks: Tasks, *, on_invalid_payload: str = "retry") -> dict[st
     for identifier, function in tasks.items():
         check_text("identifier", identifier, most=MOST_IDENTIFIER, code="GWBID")
         if (task := task_of(function)) is not None:
-            handlers[identifier] = OfTask(task, on_invalid_payload=on_invalid_payload)
+            kind = InProcess if task.executor == "process" else OfTask
+            handlers[identifier] = kind(task, on_invalid_payload=on_invalid_payload)
         else:
             handlers[identifier] = _read_function(identifier, function)
     return handlers

@@ -9,6 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from graphile_worker import events as event
+from graphile_worker._runtime.carried import RemoteTraceback
 from graphile_worker.durations import shown
 from graphile_worker.errors import BatchError
 from graphile_worker.outcome import ControlFlow, Retry, describe_error
@@ -152,7 +153,7 @@ class JobLog:
 def _told(error: BaseException) -> _ExcInfo | None:
     """The exception whose traceback tells most, from the task on; None if there is none."""
     if isinstance(error, BatchError):
-        if not any(one.__traceback__ for one in error.errors):
+        if not any(one.__traceback__ or _is_remote(one) for one in error.errors):
             return None
         group = BaseExceptionGroup("items that failed", error.errors[:_MOST_TRACEBACKS])
         return type(group), group, None
@@ -161,7 +162,13 @@ def _told(error: BaseException) -> _ExcInfo | None:
     traceback = None if cause is None else cause.__traceback__
     while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         traceback = traceback.tb_next
-    return None if cause is None or traceback is None else (type(cause), cause, traceback)
+    if cause is None or (traceback is None and not _is_remote(cause)):
+        return None
+    return type(cause), cause, traceback
+
+
+def _is_remote(error: BaseException) -> bool:
+    return isinstance(error.__cause__, RemoteTraceback)
 
 
 def _about(

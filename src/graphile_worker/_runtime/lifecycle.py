@@ -13,6 +13,7 @@ from graphile_worker import events as event
 from graphile_worker._db.migrate import check_revisions
 from graphile_worker._runtime.lifespan import Lifespan
 from graphile_worker._runtime.parts import Parts
+from graphile_worker._runtime.references import refuse_while_importing
 from graphile_worker._runtime.signals import SignalSubscriber
 from graphile_worker._runtime.worker import GIVE_UP_AFTER
 from graphile_worker.durations import seconds
@@ -50,6 +51,7 @@ class Runner:
     """
 
     def __init__(self, tasks: Tasks, options: WorkerOptions) -> None:
+        refuse_while_importing()
         if os.environ.get("GRAPHILE_LOGGER_DEBUG"):
             logging.getLogger("graphile_worker").setLevel(logging.DEBUG)
         self._options = options
@@ -155,6 +157,7 @@ class Runner:
         self._parts.health.phase = "stopping"
         self.events.emit(event.Stop())
         self.events.emit(event.PoolGracefulShutdown(worker_pool=self._pool, message=message))
+        self._parts.end_schedule()
         self._worker.begin_stop()
         try:
             await self._until_recorded()

@@ -22,6 +22,8 @@ from graphile_worker._runtime.in_hand import InHand
 from graphile_worker._runtime.job_log import JobLog
 from graphile_worker._runtime.lifeline import Lifeline
 from graphile_worker._runtime.notifier import Notifier
+from graphile_worker._runtime.processes import Processes
+from graphile_worker._runtime.scheduler import Scheduler
 from graphile_worker._runtime.sidecar import Sidecar
 from graphile_worker._runtime.stale_locks import StaleLocks
 from graphile_worker._runtime.sweeping import Sweeping
@@ -65,8 +67,7 @@ class Parts:
         handlers = read_handlers(tasks, on_invalid_payload=options.on_invalid_payload)
         _check_task_leases(options, handlers)
         worker_id = f"python-{secrets.token_hex(_ID_BYTES)}"
-        self._options = options
-        self._tasks = tasks
+        self._options, self._tasks = options, tasks
         self.logger = ScopedLogger(
             options.logger or logging.getLogger("graphile_worker"),
             {"label": "worker", "worker_id": worker_id},
@@ -87,6 +88,7 @@ class Parts:
         self.worker.on_saved = self._leave
         self._sweeping = self._make_sweeping()
         self._cancelling = self._make_cancelling()
+        self._scheduler = self._make_scheduler()
         self.notifier = self._make_notifier(on_migration)
         self._stale_locks = self._make_stale_locks(check_revisions)
         self.health = HealthCheck(
@@ -101,7 +103,8 @@ class Parts:
         )
 
     def _make_worker(self, handlers: Mapping[str, Handler]) -> Worker:
-        options, clock = self._options, Clock(local=self._options.use_local_time)
+        options = self._options
+        self._clock = clock = Clock(local=options.use_local_time)
         self.surroundings = surroundings = Surroundings(
             worker_id=self.pool.id,
             utils=self.utils,
@@ -110,10 +113,18 @@ class Parts:
             warned_apart=options.task_leases,
             specs=read_specs(self._tasks),
         )
+        self._processes = Processes(
+            surroundings,
+            most=options.max_task_processes,
+            jobs_each=options.max_jobs_per_task_process,
+            on_invalid_payload=options.on_invalid_payload,
+        )
         in_hand = self._in_hand = InHand(
             pool=self.pool,
             options=options,
-            executor=Executor(handlers, surroundings, options.interrupted_delay, options.middleware),
+            executor=Executor(
+                handlers, surroundings, options.interrupted_delay, options.middleware, self._processes
+            ),
             vitals=self._vitals,
             events=options.events,
             logger=self.logger,
@@ -166,6 +177,16 @@ class Parts:
             logger=self.logger,
         )
 
+    def _make_stale_locks(self, check_revisions: Callable[[], Awaitable[None]]) -> StaleLocks:
+        return StaleLocks(
+            pool=self.pool,
+            options=self._options,
+            session=self.session,
+            check_revisions=check_revisions,
+            events=self._options.events,
+            logger=self.logger,
+        )
+
     def _make_sweeping(self) -> Sweeping | None:
         options = self._options
         if options.terms is None:
@@ -178,13 +199,17 @@ class Parts:
         sweeper = Sweeper(session=self.session, name=self.pool.id, own_id=self.pool.id, policy=policy)
         return Sweeping(pool=self.pool, sweeper=sweeper, events=options.events, logger=self.logger)
 
-    def _make_stale_locks(self, check_revisions: Callable[[], Awaitable[None]]) -> StaleLocks:
-        return StaleLocks(
+    def _make_scheduler(self) -> Scheduler | None:
+        options = self._options
+        if options.once or not options.cron_items:
+            return None
+        return Scheduler(
             pool=self.pool,
-            options=self._options,
+            items=options.cron_items,
             session=self.session,
-            check_revisions=check_revisions,
-            events=self._options.events,
+            utils=self.utils,
+            clock=self._clock,
+            events=options.events,
             logger=self.logger,
         )
 
@@ -208,11 +233,21 @@ class Parts:
             self._sweeping.start()
         if not self._options.once:
             self._stale_locks.start()
+        if self._scheduler is not None:
+            self._scheduler.announce()
+            self._scheduler.start()
         if self._options.listen:
             self.notifier.start()
 
+    def end_schedule(self) -> None:
+        """Add no more jobs of recurring tasks."""
+        if self._scheduler is not None:
+            self._scheduler.cancel()
+
     async def close(self) -> None:
         """End them, whether or not they began."""
+        if self._scheduler is not None:
+            await self._scheduler.stop()
         await self.notifier.stop()
         await self._stale_locks.stop()
         await self._cancelling.stop()
@@ -227,6 +262,7 @@ class Parts:
             await self._listen_on.close()
 
     async def _let_go(self) -> None:
+        await self._processes.closed()
         # The last to go: until all is recorded others must not take it.
         await self._lifeline.stop(deregister=self.worker.leaves_nothing)
         self.health.phase = "stopped"

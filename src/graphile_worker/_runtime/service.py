@@ -39,10 +39,15 @@ class Service:
         """Do not wait any longer for the next tick."""
         self._woken.set()
 
-    async def stop(self) -> None:
-        """End, in the middle of a tick too."""
+    def cancel(self) -> None:
+        """Begin to end, in the middle of a tick too."""
         if self._task is not None:
             self._task.cancel()
+
+    async def stop(self) -> None:
+        """End, in the middle of a tick too."""
+        self.cancel()
+        if self._task is not None:
             await asyncio.wait([self._task])
 
     async def _run(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,7 +24,7 @@ _VERBS = (
     maintenance.cleanup, maintenance.migrate, transfer_jobs.export_jobs, transfer_jobs.import_jobs,
 )  # fmt: skip
 HEADINGS = {
-    "Workers": ("run", "health", "workers", "unlock", "sweep"),
+    "Workers": ("run", "health", "workers", "unlock", "sweep", "cron"),
     "Jobs": ("add", "list", "show", "complete", "fail", "reschedule", "retry", "remove", "cancel"),
     "The queue": ("stats", "queues", "cleanup", "migrate", "export", "import"),
 }
@@ -44,7 +45,22 @@ def _actions(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Group(click.Group):
-    """Knows what was nearly meant, and keeps its help to a screen."""
+    """Knows what was nearly meant."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands and not ctx.resilient_parsing:
+            near = difflib.get_close_matches(args[0], self.commands, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(self.commands)}."
+            if ":" in args[0]:
+                hint = f"Did you mean: graphile-worker run {args[0]}?"
+            ctx.fail(f"There is no command {args[0]!r}. {hint}")
+        return super().resolve_command(ctx, args)
+
+
+class Root(Group):
+    """Keeps its help short, though it has many commands and all flags of a worker."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Only the flags that all commands have: those of a worker stand in the help of run."""
@@ -69,20 +85,9 @@ class Group(click.Group):
                 with formatter.section(heading):
                     formatter.write_dl([(name, command.get_short_help_str(60)) for name, command in found])
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in self.commands and not ctx.resilient_parsing:
-            near = difflib.get_close_matches(args[0], self.commands, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(self.commands)}."
-            if ":" in args[0]:
-                hint = f"Did you mean: graphile-worker run {args[0]}?"
-            ctx.fail(f"There is no command {args[0]!r}. {hint}")
-        return super().resolve_command(ctx, args)
-
 
 @click.group(
-    cls=Group,
+    cls=Root,
     invoke_without_command=True,
     context_settings=CONTEXT,
     epilog="\b\nExample: graphile-worker -c postgresql://me@localhost/mine -j 10",
@@ -140,6 +145,52 @@ def health(ctx: click.Context, /, *, live: bool, any_host: bool, as_json: bool, 
     settings = gathered({**ctx.obj, **given(ctx)})
     if not check_health(settings, live=live, any_host=any_host, as_json=as_json):
         ctx.exit(1)
+
+
+@root.group(
+    cls=Group,
+    invoke_without_command=True,
+    context_settings=CONTEXT,
+    epilog="\b\nExample: graphile-worker cron next '0 8 * * MON' --tz Europe/Paris",
+)
+@setting_flags(of_run=False, also=("crontab",))
+@click.option("--app", "tasks_of", metavar="MODULE:APP", help="An app whose recurring tasks to show too.")
+@click.option("--json", "as_json", is_flag=True, help="An array of objects.")
+@click.pass_context
+def cron(ctx: click.Context, /, *, tasks_of: str | None, as_json: bool, **_: Any) -> None:
+    """Show recurring tasks, and when they run next.
+
+    Also when they ran last, and whether the database knows them.
+    """
+    if ctx.invoked_subcommand is None:
+        from graphile_worker.cli.schedules import print_schedules  # noqa: PLC0415
+
+        print_schedules(gathered({**ctx.obj, **given(ctx)}), tasks_of, as_json=as_json)
+
+
+@cron.command("check", context_settings=CONTEXT, epilog="\b\nExample: graphile-worker cron check crontab")
+@click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.pass_context
+def check_crontab(ctx: click.Context, paths: tuple[Path, ...]) -> None:
+    """Read crontabs, and tell all that is wrong with them.
+
+    The exit code is 1 if something is.
+    """
+    from graphile_worker.cli.schedules import check  # noqa: PLC0415
+
+    if not check(paths):
+        ctx.exit(1)
+
+
+@cron.command("next", context_settings=CONTEXT, epilog="\b\nExample: graphile-worker cron next '*/5 * * * *'")
+@click.argument("pattern")
+@click.option("--tz", metavar="ZONE", help="The time zone of the pattern, such as Europe/Paris.")
+@click.option("-n", "--count", metavar="N", type=click.IntRange(1, 1000), default=5, help="How many to show.")
+def next_runs(pattern: str, tz: str | None, count: int) -> None:
+    """Tell when a pattern fits next."""
+    from graphile_worker.cli.schedules import print_next  # noqa: PLC0415
+
+    print_next(pattern, tz, count)
 
 
 @root.command(context_settings=CONTEXT, epilog="\b\nExample: graphile-worker config -j 10")

@@ -59,6 +59,8 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         entry |= {name: getattr(record, name) for name in _ABOUT if hasattr(record, name)}
-        if record.exc_info:
+        if record.exc_text:  # made in another process
+            entry["error"] = record.exc_text
+        elif record.exc_info:
             entry["error"] = self.formatException(record.exc_info)
         return json.dumps(entry, default=str)

@@ -79,8 +79,7 @@ def run_worker(
         paths = _watched(settings, tasks_of) if watch else ()
         supervise(settings["processes"].value, once=once, watched=paths)
     else:
-        what = _load(settings, tasks_of)
-        _explain_crontab(settings)
+        what = load(settings, tasks_of)
         stopped_by: list[str] = []
         events = what.events if isinstance(what, App) else Events()
         events.on("gracefulShutdown", lambda event: stopped_by.append(event.signal))
@@ -106,6 +105,7 @@ async def _run(
         "listen": settings["listen"].value,
         "listen_dsn": settings["listen_connection"].value,
         "health": settings["health"].value,
+        "crontab_file": crontab_of(settings),
         "handle_signals": True,
     }
     try:
@@ -178,6 +178,8 @@ def _of_both(settings: Mapping[str, Value]) -> dict[str, Any]:
     """What `run` and `run_once` take beside that."""
     names = {
         "concurrency": "jobs",
+        "max_task_processes": "max_task_processes",
+        "max_jobs_per_task_process": "max_jobs_per_task_process",
         "prefetch": "prefetch",
         "shutdown_grace": "shutdown_grace",
         "recovery": "recovery",
@@ -192,7 +194,8 @@ def _of_both(settings: Mapping[str, Value]) -> dict[str, Any]:
     }
 
 
-def _load(settings: Mapping[str, Value], tasks_of: str | None) -> App | Tasks:
+def load(settings: Mapping[str, Value], tasks_of: str | None) -> App | Tasks:
+    """The tasks that were named, or those of the folder."""
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)  # where the modules are that tasks import
     if tasks_of is None:
@@ -224,7 +227,7 @@ def _watched(settings: Mapping[str, Value], tasks_of: str | None) -> list[Path]:
 
 def _install(settings: Mapping[str, Value], tasks_of: str | None) -> None:
     async def install() -> str:
-        async with _utils(settings, _load(settings, tasks_of) if tasks_of else None) as utils:
+        async with _utils(settings, load(settings, tasks_of) if tasks_of else None) as utils:
             await utils.migrate()
             return utils.schema
 
@@ -249,7 +252,7 @@ def _clean_up(settings: Mapping[str, Value], tasks_of: str | None, names: Sequen
             raise click.UsageError(f"There is no cleanup {name!r}. There are: {', '.join(CleanupTask)}.")
     # Workers remember the numbers of their tasks, so the names of ours are kept.
     needed = tasks_of is not None or CleanupTask.GC_TASK_IDENTIFIERS in chosen
-    what = _load(settings, tasks_of) if needed else {}
+    what = load(settings, tasks_of) if needed else {}
     jobs, identifiers, queues = asyncio.run(_cleaned(settings, what, chosen))
     click.echo(f"Removed {jobs} jobs, {identifiers} task identifiers and {queues} queues")
 
@@ -261,7 +264,7 @@ async def _cleaned(settings: Mapping[str, Value], what: App | Tasks, chosen: lis
         return await utils.cleanup(chosen, keep_task_identifiers=keep)
 
 
-def _explain_crontab(settings: Mapping[str, Value]) -> None:
+def crontab_of(settings: Mapping[str, Value]) -> str | None:
+    """The crontab to read, if there is one; one that was asked for must be there."""
     crontab, source = settings["crontab"]
-    if source != "default" or Path(crontab).exists():
-        logger.warning("%s is not read: this version has no recurring tasks yet", crontab)
+    return crontab if source != "default" or Path(crontab).exists() else None

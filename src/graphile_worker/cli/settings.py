@@ -172,6 +172,14 @@ SETTINGS = (
         help="How many worker processes.",
     ),
     Setting(
+        name="max_task_processes", flags=(), read=count(1), default=None, metavar="N",
+        help="How many processes for tasks that run in some.",
+    ),
+    Setting(
+        name="max_jobs_per_task_process", flags=(), read=count(1), default=None, metavar="N",
+        help="After how many jobs each is replaced.",
+    ),
+    Setting(
         name="max_pool_size", flags=("-m", "--max-pool-size"), read=count(1), default=10, metavar="N",
         help="How many connections tasks may use.",
     ),

@@ -190,6 +190,9 @@ from (
 left join {schema}._private_tasks as task on task.id = counted.task_id
 order by task.identifier;
 
+-- name: read_now
+select now();
+
 -- name: select_ids
 select job.id from {schema}._private_jobs as job where true
 

@@ -1,7 +1,4 @@
-"""What a worker tells those who watch it: a class for each event.
-
-The `name` of an event is the one it has in Graphile Worker.
-"""
+"""What a worker tells of itself and of its jobs."""
 
 from __future__ import annotations
 
@@ -39,38 +36,40 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     name: ClassVar[str] = "*"
 
 
-class _PoolEvent(Event, frozen=True, kw_only=True):
+class PoolEvent(Event, frozen=True, kw_only=True):
+    """Base of those that are about a worker as a whole."""
+
     worker_pool: WorkerPool
 
 
-class PoolCreate(_PoolEvent, frozen=True, kw_only=True):
+class PoolCreate(PoolEvent, frozen=True, kw_only=True):
     """A worker begins."""
 
     name: ClassVar[str] = "pool:create"
 
 
-class PoolListenConnecting(_PoolEvent, frozen=True, kw_only=True):
+class PoolListenConnecting(PoolEvent, frozen=True, kw_only=True):
     """It is about to connect in order to listen, after so many attempts in vain."""
 
     name: ClassVar[str] = "pool:listen:connecting"
     attempts: int
 
 
-class PoolListenSuccess(_PoolEvent, frozen=True, kw_only=True):
+class PoolListenSuccess(PoolEvent, frozen=True, kw_only=True):
     """It listens. `client` is the driver's connection; leave it alone."""
 
     name: ClassVar[str] = "pool:listen:success"
     client: Any
 
 
-class PoolListenError(_PoolEvent, frozen=True, kw_only=True):
+class PoolListenError(PoolEvent, frozen=True, kw_only=True):
     """It cannot listen, or not any more."""
 
     name: ClassVar[str] = "pool:listen:error"
     error: BaseException
 
 
-class PoolListenNotification(_PoolEvent, frozen=True, kw_only=True):
+class PoolListenNotification(PoolEvent, frozen=True, kw_only=True):
     """It heard something."""
 
     name: ClassVar[str] = "pool:listen:notification"
@@ -79,14 +78,14 @@ class PoolListenNotification(_PoolEvent, frozen=True, kw_only=True):
     client: Any
 
 
-class PoolListenRelease(_PoolEvent, frozen=True, kw_only=True):
+class PoolListenRelease(PoolEvent, frozen=True, kw_only=True):
     """It let the listening connection go."""
 
     name: ClassVar[str] = "pool:listen:release"
     client: Any
 
 
-class PoolFatalError(_PoolEvent, frozen=True, kw_only=True):
+class PoolFatalError(PoolEvent, frozen=True, kw_only=True):
     """An error that it cannot go on after; `action` is what it was doing."""
 
     name: ClassVar[str] = "pool:fatalError"
@@ -94,53 +93,53 @@ class PoolFatalError(_PoolEvent, frozen=True, kw_only=True):
     action: str
 
 
-class PoolFenced(_PoolEvent, frozen=True, kw_only=True):
+class PoolFenced(PoolEvent, frozen=True, kw_only=True):
     """It could not say for `silence` seconds that it lives, and gives up its jobs before others take them."""
 
     name: ClassVar[str] = "pool:fenced"
     silence: float
 
 
-class PoolUnfenced(_PoolEvent, frozen=True, kw_only=True):
+class PoolUnfenced(PoolEvent, frozen=True, kw_only=True):
     """It lives, and claims jobs again."""
 
     name: ClassVar[str] = "pool:unfenced"
 
 
-class WorkerRecovered(_PoolEvent, frozen=True, kw_only=True):
+class WorkerRecovered(PoolEvent, frozen=True, kw_only=True):
     """Another worker died, and this one freed what it held."""
 
     name: ClassVar[str] = "worker:recovered"
     recovered: Recovered
 
 
-class PoolRelease(_PoolEvent, frozen=True, kw_only=True):
+class PoolRelease(PoolEvent, frozen=True, kw_only=True):
     """It ended."""
 
     name: ClassVar[str] = "pool:release"
 
 
-class PoolGracefulShutdown(_PoolEvent, frozen=True, kw_only=True):
+class PoolGracefulShutdown(PoolEvent, frozen=True, kw_only=True):
     """It claims nothing more, and waits for what runs."""
 
     name: ClassVar[str] = "pool:gracefulShutdown"
     message: str
 
 
-class PoolGracefulShutdownComplete(_PoolEvent, frozen=True, kw_only=True):
+class PoolGracefulShutdownComplete(PoolEvent, frozen=True, kw_only=True):
     """All is recorded."""
 
     name: ClassVar[str] = "pool:gracefulShutdown:complete"
 
 
-class PoolGracefulShutdownError(_PoolEvent, frozen=True, kw_only=True):
+class PoolGracefulShutdownError(PoolEvent, frozen=True, kw_only=True):
     """Not all could be recorded."""
 
     name: ClassVar[str] = "pool:gracefulShutdown:error"
     error: BaseException
 
 
-class PoolGracefulShutdownWorkerError(_PoolEvent, frozen=True, kw_only=True):
+class PoolGracefulShutdownWorkerError(PoolEvent, frozen=True, kw_only=True):
     """The result of this job could not be recorded."""
 
     name: ClassVar[str] = "pool:gracefulShutdown:workerError"
@@ -148,34 +147,34 @@ class PoolGracefulShutdownWorkerError(_PoolEvent, frozen=True, kw_only=True):
     job: Job
 
 
-class PoolForcefulShutdown(_PoolEvent, frozen=True, kw_only=True):
+class PoolForcefulShutdown(PoolEvent, frozen=True, kw_only=True):
     """It interrupts the jobs that run."""
 
     name: ClassVar[str] = "pool:forcefulShutdown"
     message: str
 
 
-class PoolForcefulShutdownComplete(_PoolEvent, frozen=True, kw_only=True):
+class PoolForcefulShutdownComplete(PoolEvent, frozen=True, kw_only=True):
     """All that was interrupted is recorded."""
 
     name: ClassVar[str] = "pool:forcefulShutdown:complete"
 
 
-class PoolForcefulShutdownError(_PoolEvent, frozen=True, kw_only=True):
+class PoolForcefulShutdownError(PoolEvent, frozen=True, kw_only=True):
     """Not all that was interrupted could be recorded."""
 
     name: ClassVar[str] = "pool:forcefulShutdown:error"
     error: BaseException
 
 
-class LocalQueueInit(_PoolEvent, frozen=True, kw_only=True):
+class LocalQueueInit(PoolEvent, frozen=True, kw_only=True):
     """Prefetch is on."""
 
     name: ClassVar[str] = "localQueue:init"
     size: int
 
 
-class LocalQueueSetMode(_PoolEvent, frozen=True, kw_only=True):
+class LocalQueueSetMode(PoolEvent, frozen=True, kw_only=True):
     """What becomes of prefetched jobs: ``WAITING`` for a slot, ``TTL_EXPIRED``, ``RELEASED``."""
 
     name: ClassVar[str] = "localQueue:setMode"
@@ -183,14 +182,14 @@ class LocalQueueSetMode(_PoolEvent, frozen=True, kw_only=True):
     new_mode: str
 
 
-class LocalQueueGetJobsComplete(_PoolEvent, frozen=True, kw_only=True):
+class LocalQueueGetJobsComplete(PoolEvent, frozen=True, kw_only=True):
     """Jobs were claimed ahead."""
 
     name: ClassVar[str] = "localQueue:getJobs:complete"
     jobs: Sequence[Job]
 
 
-class LocalQueueReturnJobs(_PoolEvent, frozen=True, kw_only=True):
+class LocalQueueReturnJobs(PoolEvent, frozen=True, kw_only=True):
     """Jobs that were claimed ahead are given back."""
 
     name: ClassVar[str] = "localQueue:returnJobs"
@@ -326,20 +325,20 @@ class JobLost(_JobEvent, frozen=True, kw_only=True):
     duration: float
 
 
-class ResetLockedStarted(_PoolEvent, frozen=True, kw_only=True):
+class ResetLockedStarted(PoolEvent, frozen=True, kw_only=True):
     """Locks older than four hours are looked for."""
 
     name: ClassVar[str] = "resetLocked:started"
 
 
-class ResetLockedSuccess(_PoolEvent, frozen=True, kw_only=True):
+class ResetLockedSuccess(PoolEvent, frozen=True, kw_only=True):
     """They are freed; again in `delay` seconds, if not None."""
 
     name: ClassVar[str] = "resetLocked:success"
     delay: float | None
 
 
-class ResetLockedFailure(_PoolEvent, frozen=True, kw_only=True):
+class ResetLockedFailure(PoolEvent, frozen=True, kw_only=True):
     """They could not be; again in `delay` seconds, if not None."""
 
     name: ClassVar[str] = "resetLocked:failure"
@@ -365,14 +364,3 @@ class Stop(Event, frozen=True, kw_only=True):
     """The runner is stopping."""
 
     name: ClassVar[str] = "stop"
-
-
-def _all_events(base: type[Event] = Event) -> dict[str, type[Event]]:
-    found = {} if base.__name__.startswith("_") or base is Event else {base.name: base}
-    for derived in base.__subclasses__():
-        found |= _all_events(derived)
-    return found
-
-
-EVENTS = _all_events()
-"""All events by name."""

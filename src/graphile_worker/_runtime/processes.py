@@ -1,0 +1,251 @@
+"""Processes for tasks that compute: ``executor="process"``.
+
+They are started when they are first needed, and never forked: a child that was would keep the connections by
+which others see that this worker lives. One that dies takes the job that it runs along, and no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+from contextlib import suppress
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from graphile_worker._runtime.carried import carry, record_of
+from graphile_worker._runtime.member import Member, spawn
+from graphile_worker._runtime.references import Program
+from graphile_worker._runtime.threads import Threads
+from graphile_worker._runtime.wire import (
+    Answer,
+    Asked,
+    Done,
+    Extended,
+    Load,
+    Logged,
+    Raised,
+    Run,
+    Setup,
+    Stop,
+    written,
+)
+from graphile_worker.errors import TaskError
+from graphile_worker.payload import decode_payload, encode_stored
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from graphile_worker._runtime.deadline import Deadline
+    from graphile_worker._runtime.member import Spawned
+    from graphile_worker._runtime.references import Reference
+    from graphile_worker.context import Stopping, Surroundings
+    from graphile_worker.job import Job
+
+_PATIENCE = 5.0
+
+
+class Processes:
+    """Runs jobs in processes, each of which runs one at a time.
+
+    Args:
+        surroundings: What all jobs of the worker share.
+        most: How many there may be at once; None: as many as there are processors for us.
+        jobs_each: After how many jobs one is replaced; None: never.
+        on_invalid_payload: What the worker says of payloads that do not fit.
+    """
+
+    def __init__(
+        self,
+        surroundings: Surroundings,
+        *,
+        most: int | None = None,
+        jobs_each: int | None = None,
+        on_invalid_payload: str = "retry",
+    ) -> None:
+        self._surroundings = surroundings
+        self._jobs_each = jobs_each
+        self._on_invalid_payload = on_invalid_payload
+        self._places = asyncio.Semaphore(most or usable_processors())
+        self._threads = Threads()
+        self._idle: list[Member] = []
+        self._all: set[Member] = set()
+        self._starting: set[asyncio.Future[Any]] = set()
+        self._closed = False
+
+    async def run(self, task: Reference, job: Job, deadline: Deadline | None) -> Any:
+        """What the task returns for that job; if that is no longer of interest, the process is killed."""
+        async with self._places:
+            member = await self._take()
+            try:
+                reply = await self._have_run(member, task, job, deadline)
+            except BaseException:
+                await member.kill()
+                raise
+            self._give_back(member)
+        if isinstance(reply, Raised):
+            raise reply.error.error()
+        return None if reply.value is None else decode_payload(reply.value)
+
+    def close(self) -> None:
+        """Nothing more will run."""
+        self._closed = True
+        self._threads.close()
+        while self._idle:
+            self._idle.pop().leave()
+
+    async def closed(self) -> None:
+        """Until none of them is left."""
+        self.close()
+        if self._starting:
+            await asyncio.wait(self._starting)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+                await asyncio.gather(*[member.exited.wait() for member in self._all])
+        await asyncio.gather(*[member.kill() for member in self._all])
+
+    async def _take(self) -> Member:
+        while True:
+            while self._idle:
+                member = self._idle.pop()  # the one that was busy last: the others may be in swap by now
+                if not member.exited.is_set():
+                    member.in_use = True
+                    return member
+            await self._start()
+
+    def _give_back(self, member: Member) -> None:
+        member.jobs += 1
+        if self._closed or (self._jobs_each is not None and member.jobs >= self._jobs_each):
+            member.leave()
+        else:
+            self._idle.append(member)
+        member.in_use = False
+
+    async def _start(self) -> None:
+        """Have one more that is idle. Whoever stops waiting for it leaves it to others."""
+        starting = self._threads.run(copy_context(), self._spawn)
+        self._starting.add(starting)
+        starting.add_done_callback(self._started)
+        _started, error = await asyncio.shield(starting)
+        if error is not None:
+            raise TaskError(f"No process can be started for it: {error}.") from error
+
+    def _started(self, starting: asyncio.Future[Any]) -> None:
+        self._starting.discard(starting)
+        if starting.cancelled() or starting.result()[1] is not None:
+            return
+        member = Member(*starting.result()[0], on_exit=self._all.discard)
+        self._all.add(member)
+        if self._closed:
+            member.leave()
+        else:
+            self._idle.append(member)
+
+    def _spawn(self) -> Spawned:
+        """On a thread: it takes its time, the more so if there is much of a state."""
+        return spawn(written(self._setup()))
+
+    def _setup(self) -> Setup:
+        state, stateless = None, ""
+        if self._surroundings.state is not None:
+            try:
+                state = pickle.dumps(self._surroundings.state)
+            except Exception as error:  # noqa: BLE001 - classes of the user's may do anything
+                kind = type(self._surroundings.state).__name__
+                stateless = f"it is a {kind}, and that cannot be pickled: {error}"
+        return Setup(
+            program=Program.ours(),
+            worker_id=self._surroundings.worker_id,
+            schema=self._surroundings.utils.schema,
+            logger=self._logger().name,
+            levels=_levels(),
+            on_invalid_payload=self._on_invalid_payload,
+            state=state,
+            stateless=stateless,
+        )
+
+    async def _have_run(
+        self, member: Member, task: Reference, job: Job, deadline: Deadline | None
+    ) -> Done | Raised:
+        if task not in member.loaded:
+            await member.send(Load(task))
+            reply = await self._listen(member, deadline)
+            if isinstance(reply, Raised):
+                return reply
+            member.loaded.add(task)
+        timeout = stopping = None
+        if deadline is not None:
+            deadline.begin()  # that there is a process, and that it has imported the task, is not its doing
+            timeout, stopping = deadline.remaining, deadline.stopping
+        bare = msgspec.structs.replace(job, payload=None)
+        payload = encode_stored(job.payload)
+        await member.send(Run(task, bare, payload, timeout, self._surroundings.now()))
+        stopping = stopping or self._surroundings.stopping(job.task_identifier)
+        telling = asyncio.create_task(_tell(member, stopping), name="graphile-worker process")
+        try:
+            replying = self._listen(member, deadline)
+            return await (replying if deadline is None else deadline.watch(replying))
+        finally:
+            telling.cancel()
+
+    async def _listen(self, member: Member, deadline: Deadline | None) -> Done | Raised:
+        """What it comes to; until then do what the process asks for."""
+        while True:
+            match await member.receive():
+                case (Done() | Raised()) as reply:
+                    return reply
+                case Logged(record):
+                    self._log(record)
+                case Extended(seconds):
+                    if deadline is not None:
+                        deadline.extend(seconds)
+                case Asked() as asked:
+                    await member.send(await self._answer(asked))
+
+    async def _answer(self, asked: Asked) -> Answer:
+        utils = self._surroundings.utils
+        methods: dict[str, Callable[..., Awaitable[Any]]] = {
+            "add_job": self._surroundings.add_job,
+            "add_spec": utils.add_spec,
+            "add_jobs": utils.add_jobs,
+        }
+        try:
+            value = await methods[asked.method](*asked.arguments, **asked.options)
+        except Exception as error:  # noqa: BLE001 - it belongs to the task
+            return Answer(asked.number, None, carry(error))
+        return Answer(asked.number, value, None)
+
+    def _log(self, carried: bytes) -> None:
+        record, own = record_of(carried), self._logger()
+        logger = own if record.name == own.name else logging.getLogger(record.name)
+        if logger.isEnabledFor(record.levelno):
+            logger.handle(record)
+
+    def _logger(self) -> logging.Logger:
+        logger: Any = self._surroundings.logger
+        while isinstance(logger, logging.LoggerAdapter):
+            logger = logger.logger
+        found: logging.Logger = logger
+        return found
+
+
+def usable_processors() -> int:
+    """How many this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+async def _tell(member: Member, stopping: Stopping) -> None:
+    await stopping
+    with suppress(OSError, TaskError):
+        await member.send(Stop())
+
+
+def _levels() -> dict[str, int]:
+    known = {"": logging.root, **logging.root.manager.loggerDict}
+    levels = {name: found.level for name, found in known.items() if isinstance(found, logging.Logger)}
+    return {name: level for name, level in levels.items() if level}

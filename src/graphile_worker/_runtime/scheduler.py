@@ -1,0 +1,235 @@
+"""Adding the jobs of recurring tasks, minute by minute."""
+
+from __future__ import annotations
+
+import heapq
+import textwrap
+from datetime import datetime, timedelta
+from itertools import groupby, islice
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from graphile_worker import events as event
+from graphile_worker._db import crontabs as database
+from graphile_worker._db.crontabs import Due
+from graphile_worker._db.failures import is_about_data
+from graphile_worker._runtime.service import Service, pause_after
+from graphile_worker.errors import DatabaseError, GraphileWorkerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from graphile_worker._db.crontabs import KnownCrontab
+    from graphile_worker._db.session import Session
+    from graphile_worker._runtime.clock import Clock
+    from graphile_worker.client import WorkerUtils
+    from graphile_worker.cron import CronItem
+    from graphile_worker.emitter import Events
+    from graphile_worker.events import WorkerPool
+    from graphile_worker.logs import ScopedLogger
+
+_MINUTE = timedelta(minutes=1)
+_JUST_AFTER = 0.001
+_HARDLY_EARLY = timedelta(seconds=1)
+"""What the database's time is between its answers is an estimate."""
+_CHUNK = 2000
+"""How many jobs are added at once, while catching up: more would hold up others on the event loop."""
+_MOST_SAID = 500
+_LONGEST_SLEEP = 10.0
+"""A timer does not notice that the clock was changed, or that the machine slept."""
+
+
+class Scheduler(Service):
+    """Adds the jobs of each minute, in the minute.
+
+    The database keeps count of what was added, for all workers; here we only remember which minute is next.
+    It stays the next until its jobs are added, or were by others: so no error, outage or sleep loses one
+    while the process lives.
+
+    Args:
+        items: The schedules, as `parse_cron_items` returns them; one at least.
+    """
+
+    name = "scheduler"
+
+    def __init__(
+        self,
+        *,
+        pool: WorkerPool,
+        items: Sequence[CronItem],
+        session: Session,
+        utils: WorkerUtils,
+        clock: Clock,
+        events: Events,
+        logger: ScopedLogger,
+    ) -> None:
+        super().__init__(logger)
+        self._pool = pool
+        self._items = items
+        self._session = session
+        self._around = utils.through_middleware
+        self._clock = clock
+        self._events = events
+        self._start: datetime | None = None
+        self._next: datetime | None = None
+        self._awaited: datetime | None = None
+        self._in_vain = 0
+
+    def announce(self) -> None:
+        """Say what there is, and which items this worker cannot run itself."""
+        identifiers = ", ".join(item.identifier for item in self._items)
+        self.logger.info("Recurring tasks: %s", textwrap.shorten(identifiers, _MOST_SAID, placeholder=" …"))
+        for item in self._items:
+            if item.task not in self._pool.tasks:
+                self.logger.warning(
+                    "The cron item %r adds jobs of the task %r, which this worker does not have: they wait "
+                    "for one that has it",
+                    item.identifier,
+                    item.task,
+                )
+
+    async def tick(self) -> float:
+        """Add what is due; seconds until the next minute."""
+        try:
+            if self._next is None:
+                self._next = await self._begin()
+            await self._catch_up(self._next)
+        except DatabaseError as error:
+            self._in_vain += 1
+            if self._in_vain == 1:
+                self.logger.warning("Jobs of recurring tasks cannot be added, but will be later: %s", error)
+            return pause_after(self._in_vain)
+        if self._in_vain:
+            self.logger.info("Jobs of recurring tasks are added again")
+            self._in_vain = 0
+        return self._until_next()
+
+    async def _begin(self) -> datetime:
+        """Register what is new, make up for what was missed; the first minute to wait for."""
+        identifiers = [item.identifier for item in self._items]
+        now, known = await self._session.call(
+            lambda on: database.read_schedules(on, self._session.schema, identifiers), attempts=1
+        )
+        self._clock.observe(now)
+        if self._start is None:  # if the rest fails, that is the time since when nothing may be missed
+            self._start = self._clock.now()
+            self._events.emit(event.CronStarting(worker_pool=self._pool, start=self._start))
+        start = self._start
+        if new := [identifier for identifier in identifiers if identifier not in known]:
+            await self._session.call(
+                lambda on: database.register(on, self._session.schema, new, start), attempts=1
+            )
+        for chunk in _chunks(self._missed(known, start)):
+            self._tell(event.CronBackfill, chunk)
+            await self._add(chunk)
+        self._events.emit(event.CronStarted(worker_pool=self._pool, start=start))
+        return _ceil(start)
+
+    def _missed(self, known: Mapping[str, KnownCrontab], start: datetime) -> Iterator[Due]:
+        """What nobody has added before the start, as far back as each item wants to have it."""
+        owed = []
+        for place, item in enumerate(self._items):
+            if item.identifier in known and item.backfill:
+                since = known[item.identifier].last_execution or known[item.identifier].known_since
+                first = max(_ceil(_back(start, item.backfill)), _ceil(since))
+                owed.append(self._due(place, first, _ceil(start) - _MINUTE, backfilled=True))
+        return heapq.merge(*owed)
+
+    async def _catch_up(self, first: datetime) -> None:
+        """Add the jobs of all minutes that have come; most of the time of one."""
+        now = self._clock.now()
+        last = now.replace(second=0, microsecond=0)
+        if now < first:
+            if self._awaited == first and first - now > _HARDLY_EARLY:
+                self._events.emit(
+                    event.CronPrematureTimer(
+                        worker_pool=self._pool, current_timestamp=now, expected_timestamp=first
+                    )
+                )
+            return
+        if last > first:
+            self._events.emit(
+                event.CronOverdueTimer(
+                    worker_pool=self._pool, current_timestamp=now, expected_timestamp=first
+                )
+            )
+        places = range(len(self._items))
+        for chunk in _chunks(heapq.merge(*(self._due(place, first, last) for place in places))):
+            self._tell(event.CronSchedule, chunk)
+            self._tell(event.CronScheduled, await self._add(chunk))
+            self._next = chunk[-1].minute  # some items of it may be in the next chunk
+        self._next = last + _MINUTE
+
+    def _due(self, place: int, first: datetime, last: datetime, *, backfilled: bool = False) -> Iterator[Due]:
+        """The jobs of one item, from the first minute to the last."""
+        item = self._items[place]
+        try:
+            minutes: Iterable[datetime] = item.occurrences(first - _MINUTE, last)
+            if first == last:  # most of the time, and then it is much faster
+                minutes = [first] if item.matches(first) else []
+            for minute in minutes:
+                spec = item.job_at(minute, backfilled=backfilled)
+                yield Due(minute, place, item.identifier, spec, item.overlap == "skip")
+        except Exception:  # a function of the user's; the others are not to suffer from it
+            self.logger.exception("The cron item %r cannot say when it is due", item.identifier)
+
+    async def _add(self, chunk: list[Due]) -> list[Due]:
+        schema = self._session.schema
+        try:
+            return await self._session.call(
+                lambda on: database.schedule(on, schema, chunk, self._around), attempts=1
+            )
+        except Exception as error:
+            if isinstance(error, DatabaseError) and not is_about_data(error.__cause__):
+                raise
+            apart = _by_item(chunk)
+            if len(apart) == 1:  # refused, perhaps by middleware: the other items are not to suffer from it
+                self.logger.error(  # noqa: TRY400
+                    "No job of the cron item %r is added: %s",
+                    *(chunk[0].identifier, error),
+                    exc_info=None if isinstance(error, GraphileWorkerError) else error,
+                )
+                return []
+        return [due for one in apart for due in await self._add(one)]
+
+    def _tell(
+        self,
+        kind: type[event.CronBackfill | event.CronSchedule | event.CronScheduled],
+        chunk: Iterable[Due],
+    ) -> None:
+        if not self._events.wants(kind):
+            return
+        for minute, some in groupby(chunk, attrgetter("minute")):
+            jobs = [event.CronJob(due.identifier, due.spec) for due in some]
+            name = "items_to_backfill" if kind is event.CronBackfill else "jobs_and_identifiers"
+            self._events.emit(kind(worker_pool=self._pool, timestamp=minute, **{name: jobs}))
+
+    def _until_next(self) -> float:
+        assert self._next is not None  # noqa: S101 - it has begun
+        delay = (self._next - self._clock.now()).total_seconds() + _JUST_AFTER
+        self._awaited = self._next if delay <= _LONGEST_SLEEP else None
+        return max(0.0, min(delay, _LONGEST_SLEEP))
+
+
+def _chunks(due: Iterator[Due]) -> Iterator[list[Due]]:
+    while chunk := list(islice(due, _CHUNK)):
+        yield chunk
+
+
+def _by_item(chunk: list[Due]) -> list[list[Due]]:
+    found: dict[str, list[Due]] = {}
+    for due in chunk:
+        found.setdefault(due.identifier, []).append(due)
+    return list(found.values())
+
+
+def _ceil(moment: datetime) -> datetime:
+    minute = moment.replace(second=0, microsecond=0)
+    return minute if minute == moment else minute + _MINUTE
+
+
+def _back(moment: datetime, period: timedelta) -> datetime:
+    try:
+        return moment - period
+    except OverflowError:  # before all dates
+        return datetime.min.replace(tzinfo=moment.tzinfo)

@@ -1,0 +1,133 @@
+"""`Cron`: patterns, for those who do not think in five fields."""
+
+from __future__ import annotations
+
+from datetime import time
+from typing import TYPE_CHECKING, TypeAlias
+
+from graphile_worker.cron.expression import FIELDS
+from graphile_worker.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+Weekday: TypeAlias = int | str
+_MONTHS = [
+    *("january", "february", "march", "april", "may", "june"),
+    *("july", "august", "september", "october", "november", "december"),
+]
+_DAYS = ["sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday"]
+_SHORT = 3
+_MINUTE, _HOUR, _DAY, _MONTH, _WEEKDAY = FIELDS
+
+
+class Cron:
+    """Patterns, for those who do not think in five fields.
+
+    Each method returns a pattern, for ``@app.cron``, for `CronItem` or for a line of a crontab.
+
+    Example:
+        >>> from graphile_worker import Cron, CronItem
+        >>> Cron.every(minutes=5)
+        '*/5 * * * *'
+        >>> Cron.hourly(at=15)
+        '15 * * * *'
+        >>> Cron.daily(at="08:00")
+        '0 8 * * *'
+        >>> Cron.weekly(on=["mon", "friday"], at="17:30")
+        '30 17 * * 1,5'
+        >>> Cron.monthly(on=1, at="06:00")
+        '0 6 1 * *'
+        >>> Cron.yearly(month="dec", on=24)
+        '0 0 24 12 *'
+        >>> CronItem("report", Cron.daily(at="08:00"), tz="Europe/Paris").match
+        '0 8 * * *'
+    """
+
+    @staticmethod
+    def every(*, minutes: int | None = None, hours: int | None = None) -> str:
+        """Every so many minutes, or hours.
+
+        The number must divide the hour, or the day: every 7 minutes would be 56 minutes past, and again 4
+        minutes later.
+        """
+        if (minutes is None) == (hours is None):
+            raise ConfigurationError("Cron.every takes minutes, or hours: one of the two.")
+        if minutes is not None:
+            return f"{_every('minutes', minutes, 60)} * * * *"
+        return f"0 {_every('hours', hours, 24)} * * *"
+
+    @staticmethod
+    def hourly(*, at: int = 0) -> str:
+        """Every hour, at that minute."""
+        return f"{_number('at', at, _MINUTE.first, _MINUTE.last)} * * * *"
+
+    @staticmethod
+    def daily(*, at: str | time = "00:00") -> str:
+        """Every day, at that time."""
+        return f"{_time(at)} * * *"
+
+    @staticmethod
+    def weekly(*, on: Weekday | Iterable[Weekday] = "sunday", at: str | time = "00:00") -> str:
+        """On that day of each week, or on those; a name, or a number: 0 is Sunday."""
+        days = [on] if isinstance(on, int | str) else list(on)
+        if not days:
+            raise ConfigurationError("Cron.weekly needs a day: on='monday'.")
+        return f"{_time(at)} * * {','.join(str(day) for day in sorted({_weekday(day) for day in days}))}"
+
+    @staticmethod
+    def monthly(*, on: int = 1, at: str | time = "00:00") -> str:
+        """On that day of each month that has it."""
+        return f"{_time(at)} {_number('on', on, _DAY.first, _DAY.last)} * *"
+
+    @staticmethod
+    def yearly(*, month: int | str = 1, on: int = 1, at: str | time = "00:00") -> str:
+        """On that day of that month."""
+        number = _named("month", month, _MONTHS) + 1 if isinstance(month, str) else month
+        day = _number("on", on, _DAY.first, _DAY.last)
+        return f"{_time(at)} {day} {_number('month', number, _MONTH.first, _MONTH.last)} *"
+
+
+def _every(name: str, step: int | None, whole: int) -> str:
+    _number(name, step, 1, whole - 1)
+    assert step is not None  # noqa: S101 - or it had been refused
+    if whole % step:
+        raise ConfigurationError(
+            f"Cron.every({name}={step}) would not be even, for {step} does not divide {whole}. If that is "
+            f"what you want, write the pattern: it has */{step} for the {name}."
+        )
+    return "*" if step == 1 else f"*/{step}"
+
+
+def _number(name: str, value: object, first: int, last: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not first <= value <= last:
+        raise ConfigurationError(f"{name} is {value!r}; it must be a number from {first} to {last}.")
+    return value
+
+
+def _weekday(day: object) -> int:
+    if isinstance(day, str):
+        return _named("on", day, _DAYS)
+    return _number("on", day, _WEEKDAY.first, _WEEKDAY.last) % _WEEKDAY.last
+
+
+def _named(argument: str, name: str, names: Sequence[str]) -> int:
+    """By its first three letters, or by more of it."""
+    for place, known in enumerate(names):
+        if len(name) >= _SHORT and known.startswith(name.lower()):
+            return place
+    raise ConfigurationError(f"{argument} is {name!r}; it must be one of {', '.join(names)}.")
+
+
+def _time(at: object) -> str:
+    """The minute and the hour, as a pattern has them."""
+    if isinstance(at, str):
+        try:
+            at = time.fromisoformat(at)
+        except ValueError:
+            raise ConfigurationError(f"at is {at!r}; it must be a time such as '08:00'.") from None
+    if not isinstance(at, time) or at.tzinfo is not None or at.second or at.microsecond:
+        raise ConfigurationError(
+            f"at is {at!r}; it must be a time in hours and minutes. The zone is that of the item: tz=…."
+        )
+    return f"{at.minute} {at.hour}"

@@ -1,0 +1,263 @@
+"""Tasks that run in processes, which have to find them in a module."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import pydantic
+
+from graphile_worker import App, Cancel, Fail, JobContext, Retry, Snooze, task
+from graphile_worker.retry import ByException
+
+app = App("postgresql://nobody@localhost:1/nowhere")  # where nothing is: the worker has another database
+
+
+class OddError(Exception):
+    """One that can be pickled, and not made anew."""
+
+    def __init__(self, code: int, why: str) -> None:
+        super().__init__(f"{why} ({code})")
+
+
+class KnownError(Exception): ...
+
+
+class Size(pydantic.BaseModel):
+    width: int
+
+
+@dataclass
+class Crop:
+    left: int
+    size: Size
+
+
+@task(executor="process")
+def tell(path: str, ctx: JobContext) -> None:
+    """Who runs it."""
+    Path(path).write_text(f"{os.getpid()} {os.getppid()} {ctx.worker_id}")
+
+
+@task(executor="process")
+def wait(path: str, gate: str) -> None:
+    """Tell the process, then wait until somebody writes to the gate."""
+    say_pid(path)
+    Path(gate).read_text()
+
+
+@task(executor="process", timeout=2)
+def overstay(path: str) -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    say_pid(path, child.pid)
+    child.wait()
+
+
+@task(executor="process", timeout=1)
+def quick() -> None: ...
+
+
+@task(executor="process")
+def hold_gil(path: str) -> None:
+    """No thread of this process runs any more."""
+    say_pid(path)
+    ctypes.PyDLL(None).usleep(600_000_000)
+
+
+@task(executor="process")
+def crash(how: str) -> None:
+    match how:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "exit":
+            os._exit(3)
+        case "segfault":
+            ctypes.string_at(0)
+
+
+@task(executor="process")
+def leave_fork_behind(path: str) -> None:
+    """Something else keeps what the process has open."""
+    child = os.fork()
+    if not child:
+        threading.Event().wait()
+    say_pid(path, child)
+    os._exit(4)
+
+
+@task(executor="process")
+def log_in_fork() -> None:
+    child = os.fork()
+    logging.getLogger("shop").error("in %s", "a fork" if not child else "the process")
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+@task(executor="process", retry=ByException({KnownError: [600], OddError: [700]}))
+def fail(how: str) -> None:
+    match how:
+        case "known":
+            raise KnownError("as it is")
+        case "odd":
+            raise OddError(3, "not made anew")
+        case "exit":
+            sys.exit("enough")
+        case "cause":
+            try:
+                int("beneath")
+            except ValueError as error:
+                raise Retry(error, after=300) from error
+        case "local":
+
+            class LocalError(Exception): ...
+
+            raise LocalError("nobody else knows")
+
+
+@task(executor="process")
+def choose(what: str) -> None:
+    match what:
+        case "retry":
+            raise Retry("busy", after=500)
+        case "fail":
+            raise Fail("never")
+        case "snooze":
+            raise Snooze(400, "later")
+        case "cancel":
+            raise Cancel("unwanted")
+
+
+@task(executor="process", batch=True)
+async def items(batch: list[int]) -> list[Any]:
+    return [odd(item) if item < 5 else await odd(item) for item in batch]
+
+
+async def odd(item: int) -> Any:
+    if item == 3:
+        raise Fail("three")
+    return OddError(item, "even") if item % 2 == 0 else None
+
+
+@task(executor="process", batch=True)
+def miscount(batch: list[int]) -> list[None]:
+    return [None] * (len(batch) + 1)
+
+
+@task(executor="process")
+def typed(path: str, crop: Crop, numbers: list[int], sizes: dict[str, Size] | None = None) -> None:
+    assert isinstance(crop, Crop)
+    assert isinstance(crop.size, Size)
+    Path(path).write_text(repr((crop, numbers, sizes)))
+
+
+@task(executor="process")
+class Resize(msgspec.Struct):
+    identifier: ClassVar[str] = "resize"
+    path: str
+    width: int
+
+    def run(self, ctx: JobContext) -> None:
+        Path(self.path).write_text(f"{self.width} {ctx.job.task_identifier}")
+
+
+@task(executor="process")
+async def on_a_loop(path: str, ctx: JobContext) -> str:
+    await asyncio.sleep(0)
+    job = await ctx.add_job("other", {"path": path})
+    say_pid(path, job.id)
+    return "ok"
+
+
+@task(executor="process")
+def log(ctx: JobContext) -> None:
+    ctx.logger.info("to be read by %s", "people", extra={"order": 7, "odd": threading.Lock()})
+    ctx.logger.debug("to be read by nobody")
+    try:
+        fail.function("known")
+    except KnownError:
+        logging.getLogger("shop").exception("with a traceback")
+
+
+@task(executor="process")
+def look_at_state(path: str, ctx: JobContext[Any]) -> None:
+    Path(path).write_text(repr(ctx.state))
+
+
+@task(executor="process", timeout=60)
+def look_at_deadline(path: str, ctx: JobContext) -> None:
+    assert ctx.deadline is not None
+    Path(path).write_text(f"{(ctx.deadline - ctx.now()).total_seconds()} {bool(ctx.stopping)}")
+
+
+@task(executor="process", timeout=1.5)
+def extend(path: str, gate: str, ctx: JobContext) -> None:
+    ctx.extend_deadline(60)
+    wait.function(path, gate)
+
+
+@task(executor="process")
+def stop_when_told(path: str, ctx: JobContext) -> None:
+    say_pid(path)
+    assert ctx.stopping.wait(20)
+
+
+@task(executor="process", timeout=60)
+async def stop_when_told_on_a_loop(path: str, ctx: JobContext) -> None:
+    say_pid(path)
+    await ctx.stopping
+
+
+@task(executor="process")
+def add(path: str, ctx: JobContext) -> None:
+    first = ctx.blocking(ctx.add_job("typed_job", {"n": 1}, priority=3))
+    many = ctx.blocking(ctx.add_jobs([loose.spec(crop=Crop(1, Size(width=2)))]))
+    third = loose.enqueue_sync(crop=Crop(3, Size(width=4)))
+    Path(path).write_text(f"{first.id} {many[0].id} {third.id} {first.priority}")
+
+
+@task(executor="process")
+def add_badly(what: str, ctx: JobContext) -> None:
+    match what:
+        case "payload":
+            ctx.blocking(ctx.add_job("typed_job", {"n": "x"}))
+        case "utils":
+            ctx.blocking(ctx.utils.stats())
+        case "connection":
+            ctx.blocking(ctx.query("select 1"))
+
+
+@app.task(executor="process")
+def of_app(path: str) -> None:
+    job = next_of_app.enqueue_sync(n=1)
+    other = app.add_job_sync("elsewhere")
+    say_pid(path, job.id, other.id)
+
+
+@app.task
+def next_of_app(n: int) -> None: ...
+
+
+@task
+def loose(crop: Crop) -> None: ...
+
+
+@task
+def typed_job(n: int) -> None: ...
+
+
+def say_pid(path: str, *more: int) -> None:
+    """In one piece, for somebody waits for it."""
+    whole = Path(f"{path}.part")
+    whole.write_text(" ".join(map(str, (os.getpid(), *more))))
+    whole.rename(path)

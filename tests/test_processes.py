@@ -1,0 +1,663 @@
+"""Tasks that compute, in processes of their own: `executor="process"`."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import pickle
+import signal
+import sys
+import threading
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from graphile_worker import (
+    BatchError,
+    ConfigurationError,
+    Drained,
+    InvalidPayloadError,
+    Job,
+    JobState,
+    TaskProcessError,
+    TaskTimeoutError,
+    WorkerUtils,
+    run_once,
+    task,
+)
+from graphile_worker._runtime.carried import RemoteTraceback
+from graphile_worker._runtime.handlers import read_handlers
+from graphile_worker.tasks import task_of
+from support import computing
+from support.postgres import ROOT
+from support.programs import program
+from support.waiting import until
+from support.workers import Heard, running
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from graphile_worker.testing import Databases
+
+once = functools.partial(run_once, handle_signals=False)
+
+
+@pytest.fixture(scope="session")
+def databases(graphile_worker_databases: Databases) -> Databases:
+    return graphile_worker_databases
+
+
+@pytest.fixture(autouse=True)
+async def no_member_is_left() -> AsyncIterator[None]:
+    yield
+    assert members_of(os.getpid()) == []
+
+
+def members_of(pid: int) -> list[int]:
+    """Processes that run tasks for that one."""
+    children = psutil.Process(pid).children(recursive=True)
+    return [child.pid for child in children if "graphile_worker.process_member" in " ".join(_command(child))]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def tasks() -> dict[str, Callable[..., Any]]:
+    found = {name: thing for name, thing in vars(computing).items() if task_of(thing) is not None}
+    return {getattr(thing, "identifier", name): thing for name, thing in found.items()}
+
+
+def these(*names: str) -> dict[str, Callable[..., Any]]:
+    return {name: tasks()[name] for name in names}
+
+
+async def result(
+    database: str, name: str, heard: Heard | None = None, payload: Any = None, **options: Any
+) -> Job | None:
+    """The job after its first run, if it is still there."""
+    async with WorkerUtils(database) as utils:
+        job = await utils.add_job(name, payload)
+        served = these(name)
+        await once(served, database, events=heard.events if heard else None, **options)
+        return await utils.get_job(id=job.id)
+
+
+async def words_of(path: Path) -> list[str]:
+    """What a task says there, once it does."""
+    await until(lambda: _exists(path), f"{path.name} is written")
+    return path.read_text().split()
+
+
+async def pid_of(path: Path) -> int:
+    return int((await words_of(path))[0])
+
+
+async def _exists(path: Path) -> bool:
+    return path.exists()
+
+
+async def until_gone(pid: int) -> None:
+    async def gone() -> bool:
+        return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+    await until(gone, f"process {pid} is gone")
+
+
+class TestRunning:
+    async def test_a_job_runs_in_another_process(self, database: str, tmp_path: Path) -> None:
+        assert await result(database, "tell", payload={"path": str(tmp_path / "told")}) is None
+        pid, parent, worker_id = (tmp_path / "told").read_text().split()
+        assert int(pid) != os.getpid() == int(parent)
+        assert worker_id.startswith("python-")
+
+    async def test_an_async_def_runs_on_an_event_loop_there(self, database: str, tmp_path: Path) -> None:
+        path = tmp_path / "told"
+        async with WorkerUtils(database) as utils:
+            await utils.add_job("on_a_loop", {"path": str(path)})
+            assert await once(these("on_a_loop"), database) == Drained(1, 0)
+            pid, job_id = map(int, path.read_text().split())
+            assert pid != os.getpid()
+            added = await utils.get_job(id=job_id)
+        assert added is not None
+        assert added.payload == {"path": str(path)}
+
+    async def test_payloads_become_arguments_of_their_types(self, database: str, tmp_path: Path) -> None:
+        path = str(tmp_path / "told")
+        big = 2**80
+        payload = {"path": path, "crop": {"left": 1, "size": {"width": 2}}, "numbers": [1, big], "_cron": {}}
+        assert await result(database, "typed", payload=payload) is None
+        expected = repr((computing.Crop(1, computing.Size(width=2)), [1, big], None))
+        assert (tmp_path / "told").read_text() == expected
+        assert await result(database, "resize", payload={"path": path, "width": 3}) is None
+        assert (tmp_path / "told").read_text() == "3 resize"
+
+    async def test_one_that_does_not_fit_is_refused_as_everywhere(self, database: str) -> None:
+        heard = Heard()
+        job = await result(database, "tell", heard, {"path": 3}, on_invalid_payload="fail")
+        assert job is not None
+        assert job.state == JobState.FAILED
+        assert "The payload does not fit: path" in (job.last_error or "")
+        assert isinstance(heard.named("job:error")[0].error, InvalidPayloadError)
+
+    async def test_it_is_told_its_deadline_and_the_time(self, database: str, tmp_path: Path) -> None:
+        assert await result(database, "look_at_deadline", payload={"path": str(tmp_path / "told")}) is None
+        left, stopping = (tmp_path / "told").read_text().split()
+        assert 50 < float(left) < 61
+        assert stopping == "False"
+
+    async def test_batches_fail_item_by_item(self, database: str) -> None:
+        heard = Heard()
+        job = await result(database, "items", heard, [1, 2, "x", 3, 5, 6])
+        assert job is not None
+        assert job.payload == [2, "x", 3, 6]
+        error = heard.named("job:error")[0].error
+        assert isinstance(error, BatchError)
+        assert error.places == (1, 2, 3, 5)
+        assert [type(one).__name__ for one in error.errors] == [
+            "OddError",
+            "InvalidPayloadError",
+            "Fail",
+            "OddError",
+        ]
+        assert "[1] even (2)" in (job.last_error or "")
+        job = await result(database, "miscount", payload=[1, 2])
+        assert job is not None
+        assert "returned 3 results for 2 items" in (job.last_error or "")
+
+
+class TestMembers:
+    async def test_without_such_a_job_there_is_no_process(self, database: str, tmp_path: Path) -> None:
+        heard = Heard()
+        served = these("typed_job", "tell")
+        async with running(served, database, heard=heard) as runner:
+            await runner.add_job("typed_job", {"n": 1})
+            await heard.until("job:complete")
+            assert members_of(os.getpid()) == []
+            await runner.add_job("tell", {"path": str(tmp_path / "told")})
+            await heard.until("job:complete", 2)
+            assert members_of(os.getpid()) == [await pid_of(tmp_path / "told")]
+        assert members_of(os.getpid()) == []
+
+    async def test_one_process_runs_job_after_job(self, database: str, tmp_path: Path) -> None:
+        assert len(await _pids_of(3, database, tmp_path)) == 1
+
+    async def test_it_is_replaced_after_as_many_as_are_said(self, database: str, tmp_path: Path) -> None:
+        assert len(await _pids_of(4, database, tmp_path, max_jobs_per_task_process=2)) == 2
+
+    async def test_there_are_as_many_as_are_said(self, database: str, tmp_path: Path) -> None:
+        heard, paths = Heard(), [tmp_path / str(number) for number in range(3)]
+        gates = [gate_at(tmp_path / f"gate{number}") for number in range(3)]
+        options = {"concurrency": 3, "max_task_processes": 2}
+        async with running(these("wait"), database, heard=heard, **options) as runner:
+            for path, gate in zip(paths, gates, strict=True):
+                await runner.add_job("wait", {"path": str(path), "gate": str(gate)})
+            await heard.until("job:start", 3)
+            await until(lambda: _is(lambda: sum(path.exists() for path in paths) == 2), "two have begun")
+            assert len(members_of(os.getpid())) == 2
+            for gate in gates:
+                await _open(gate)
+            await heard.until("job:complete", 3)
+        assert len({path.read_text() for path in paths}) == 2
+
+    @pytest.mark.parametrize(
+        ("how", "status"), [("kill", "was killed by SIGKILL"), ("exit", "exited with code 3")]
+    )
+    async def test_one_that_crashes_fails_its_job_and_no_other(
+        self, how: str, status: str, database: str, tmp_path: Path
+    ) -> None:
+        heard, gate, path = Heard(), gate_at(tmp_path / "gate"), tmp_path / "told"
+        served = these("crash", "wait", "tell")
+        async with running(served, database, heard=heard, concurrency=2, max_task_processes=2) as runner:
+            await runner.add_job("wait", {"path": str(path), "gate": str(gate)})
+            pid = await pid_of(path)
+            crashed = await runner.add_job("crash", {"how": how})
+            failed = await heard.until("job:error")
+            assert isinstance(failed.error, TaskProcessError)
+            assert f"The process that ran it {status} before it was done" in str(failed.error)
+            await runner.add_job("tell", {"path": str(tmp_path / "next")})
+            await heard.until("job:complete")
+            assert await pid_of(tmp_path / "next") != pid
+            await _open(gate)
+            done = await heard.until("job:complete", 3)
+            assert done.job.task_identifier == "wait"
+            job = await runner.utils.get_job(id=crashed.id)
+        assert job is not None
+        assert job.attempts == 1
+        assert status in (job.last_error or "")
+
+    async def test_a_segmentation_fault_is_named(self, database: str) -> None:
+        job = await result(database, "crash", payload={"how": "segfault"})
+        assert job is not None
+        assert "was killed by SIGSEGV" in (job.last_error or "")
+
+    async def test_what_it_has_forked_does_not_hide_its_end_and_ends_with_it(
+        self, database: str, tmp_path: Path
+    ) -> None:
+        job = await result(database, "leave_fork_behind", payload={"path": str(tmp_path / "told")})
+        assert job is not None
+        assert "exited with code 4" in (job.last_error or "")
+        _, forked = await words_of(tmp_path / "told")
+        await until_gone(int(forked))
+
+    async def test_an_idle_one_that_is_killed_is_replaced(self, database: str, tmp_path: Path) -> None:
+        heard = Heard()
+        async with running(these("tell"), database, heard=heard) as runner:
+            await runner.add_job("tell", {"path": str(tmp_path / "first")})
+            await heard.until("job:complete")
+            first = await pid_of(tmp_path / "first")
+            os.kill(first, signal.SIGKILL)
+            await until(lambda: _is(lambda: not psutil.pid_exists(first)), "its end is noticed")
+            await runner.add_job("tell", {"path": str(tmp_path / "second")})
+            await heard.until("job:complete", 2)
+        assert heard.counts["job:error"] == 0
+
+
+class TestFailing:
+    async def test_an_exception_comes_back_as_it_is(
+        self, database: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        heard = Heard()
+        job = await result(database, "fail", heard, {"how": "known"})
+        assert job is not None
+        error = heard.named("job:error")[0].error
+        assert type(error) is computing.KnownError
+        assert job.last_error == "as it is"
+        assert 600 <= (job.run_at - job.updated_at).total_seconds() < 605, "by the policy of the task"
+        assert isinstance(error.__cause__, RemoteTraceback)
+        assert 'raise KnownError("as it is")' in caplog.text
+        assert "graphile_worker/process_member.py" not in caplog.text
+
+    @pytest.mark.parametrize(
+        ("how", "name", "text"),
+        [
+            ("odd", "OddError", "not made anew (3)"),
+            ("local", "LocalError", "nobody else knows"),
+        ],
+    )
+    async def test_one_that_cannot_be_made_anew_keeps_its_name_and_text(
+        self, how: str, name: str, text: str, database: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        heard = Heard()
+        job = await result(database, "fail", heard, {"how": how})
+        assert job is not None
+        error = heard.named("job:error")[0].error
+        assert (type(error).__name__, str(error)) == (name, text)
+        assert job.last_error == text
+        assert "computing.py" in caplog.text
+
+    async def test_sys_exit_fails_the_job_alone(self, database: str) -> None:
+        job = await result(database, "fail", payload={"how": "exit"})
+        assert job is not None
+        assert job.last_error == "enough"
+
+    async def test_a_task_chooses_what_becomes_of_its_job(self, database: str) -> None:
+        heard = Heard()
+        retried = await result(database, "choose", heard, {"what": "retry"})
+        assert retried is not None
+        assert 500 <= (retried.run_at - retried.updated_at).total_seconds() < 505
+        failed = await result(database, "choose", heard, {"what": "fail"})
+        assert failed is not None
+        assert (failed.state, failed.last_error) == (JobState.FAILED, "never")
+        snoozed = await result(database, "choose", heard, {"what": "snooze"})
+        assert snoozed is not None
+        assert snoozed.attempts == 0
+        assert heard.named("job:snoozed")[0].delay == 400
+        await result(database, "choose", heard, {"what": "cancel"})
+        assert heard.named("job:cancelled")[0].reason == "unwanted"
+
+    async def test_with_what_made_it_choose(self, database: str, caplog: pytest.LogCaptureFixture) -> None:
+        heard = Heard()
+        job = await result(database, "fail", heard, {"how": "cause"})
+        assert job is not None
+        assert (
+            job.last_error == "To be tried again in 300 s: invalid literal for int() with base 10: 'beneath'"
+        )
+        assert 300 <= (job.run_at - job.updated_at).total_seconds() < 305
+        assert 'int("beneath")' in caplog.text
+
+
+class TestStopping:
+    async def test_when_its_time_is_over_it_is_killed_and_all_that_it_started(
+        self, database: str, tmp_path: Path
+    ) -> None:
+        heard = Heard()
+        job = await result(database, "overstay", heard, {"path": str(tmp_path / "told")})
+        assert job is not None
+        assert job.last_error == "It took longer than its timeout of 2 s"
+        assert isinstance(heard.named("job:error")[0].error, TaskTimeoutError)
+        for pid in await words_of(tmp_path / "told"):
+            await until_gone(int(pid))
+
+    async def test_it_may_ask_for_more_time(self, database: str, tmp_path: Path) -> None:
+        heard, gate, path = Heard(), gate_at(tmp_path / "gate"), tmp_path / "told"
+        async with running(these("extend"), database, heard=heard) as runner:
+            await runner.add_job("extend", {"path": str(path), "gate": str(gate)})
+            await pid_of(path)
+            await asyncio.sleep(1.7)  # longer than it had
+            await _open(gate)
+            await heard.until("job:complete")
+        assert heard.counts["job:error"] == 0
+
+    async def test_waiting_for_a_process_is_no_part_of_its_time(self, database: str, tmp_path: Path) -> None:
+        heard, gate, path = Heard(), gate_at(tmp_path / "gate"), tmp_path / "told"
+        served = these("wait", "quick")
+        async with running(served, database, heard=heard, concurrency=2, max_task_processes=1) as runner:
+            await runner.add_job("wait", {"path": str(path), "gate": str(gate)})
+            await pid_of(path)
+            await runner.add_job("quick")
+            await heard.until("job:start", 2)
+            await asyncio.sleep(1.2)  # longer than it has
+            await _open(gate)
+            await heard.until("job:complete", 2)
+
+    @pytest.mark.parametrize("name", ["stop_when_told", "stop_when_told_on_a_loop"])
+    async def test_a_worker_that_stops_tells_it(self, name: str, database: str, tmp_path: Path) -> None:
+        heard = Heard()
+        async with running(these(name), database, heard=heard) as runner:
+            await runner.add_job(name, {"path": str(tmp_path / "told")})
+            await pid_of(tmp_path / "told")
+            async with asyncio.timeout(20):
+                await runner.stop()
+        assert heard.counts["job:complete"] == 1
+
+    async def test_one_that_is_interrupted_is_killed_and_gets_its_attempt_back(
+        self, database: str, tmp_path: Path
+    ) -> None:
+        heard, gate, path = Heard(), gate_at(tmp_path / "gate"), tmp_path / "told"
+        async with running(these("wait"), database, heard=heard) as runner:
+            job = await runner.add_job("wait", {"path": str(path), "gate": str(gate)})
+            pid = await pid_of(path)
+            await runner.stop(grace=0)
+            assert not psutil.pid_exists(pid)
+        assert heard.counts["job:interrupted"] == 1
+        async with WorkerUtils(database) as utils:
+            found = await utils.get_job(id=job.id)
+        assert found is not None
+        assert (found.attempts, found.last_error, found.state) == (0, None, JobState.READY)
+
+    async def test_one_that_is_only_starting_can_be_interrupted_too(
+        self, database: str, tmp_path: Path
+    ) -> None:
+        heard, gate = Heard(), gate_at(tmp_path / "gate")
+        async with running(these("wait"), database, heard=heard) as runner:
+            await runner.add_job("wait", {"path": str(tmp_path / "told"), "gate": str(gate)})
+            await heard.until("job:start")
+            await runner.stop(grace=0)
+        assert heard.counts["job:interrupted"] == 1
+
+
+class TestContext:
+    async def test_what_it_logs_reaches_the_handlers_of_the_worker(
+        self, database: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("INFO")
+        async with WorkerUtils(database) as utils:
+            job = await utils.add_job("log")
+            await once(these("log"), database)
+        records = {record.getMessage(): record for record in caplog.records}
+        said: Any = records["to be read by people"]
+        assert (said.name, said.levelname, said.order, said.job_id) == ("graphile_worker", "INFO", 7, job.id)
+        assert said.process != os.getpid()
+        assert "lock" in said.odd
+        assert "to be read by nobody" not in records
+        assert "KnownError: as it is" in (records["with a traceback"].exc_text or "")
+
+    async def test_a_fork_of_it_logs_for_itself(
+        self, database: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        assert await result(database, "log_in_fork") is None
+        assert "in the process" in caplog.text
+        assert "in a fork" not in caplog.text
+        assert "in a fork" in capfd.readouterr().err
+
+    async def test_state_goes_along_if_it_can_be_pickled(self, database: str, tmp_path: Path) -> None:
+        @asynccontextmanager
+        async def lifespan() -> AsyncIterator[Any]:
+            yield Settings(computing.Crop(1, computing.Size(width=2)))
+
+        payload = {"path": str(tmp_path / "told")}
+        assert await result(database, "look_at_state", payload=payload, lifespan=lifespan) is None
+        assert (tmp_path / "told").read_text() == "Settings(crop=Crop(left=1, size=Size(width=2)))"
+
+    async def test_otherwise_only_who_asks_for_it_fails(self, database: str, tmp_path: Path) -> None:
+        @asynccontextmanager
+        async def lifespan() -> AsyncIterator[Any]:
+            yield Settings(threading.Lock())
+
+        payload = {"path": str(tmp_path / "told")}
+        assert await result(database, "tell", payload=payload, lifespan=lifespan) is None
+        job = await result(database, "look_at_state", payload=payload, lifespan=lifespan)
+        assert job is not None
+        expected = "ctx.state cannot be had in a process: it is a Settings, and that cannot be pickled"
+        assert expected in (job.last_error or "")
+
+    async def test_it_adds_jobs_through_the_worker(self, database: str, tmp_path: Path) -> None:
+        served = these("add", "typed_job", "loose")
+        async with WorkerUtils(database) as utils:
+            await utils.add_job("add", {"path": str(tmp_path / "told")})
+            assert await once(served, database) == Drained(4, 0)
+        assert (tmp_path / "told").read_text().endswith(" 3")
+
+    async def test_and_so_does_its_app(self, database: str, tmp_path: Path) -> None:
+        path = tmp_path / "told"
+        async with WorkerUtils(database) as utils:
+            await utils.add_job("of_app", {"path": str(path)})
+            await once(computing.app.tasks, database)
+            assert [job.task_identifier for job in await utils.list_jobs()] == ["elsewhere"]
+
+    async def test_what_it_cannot_do_it_is_told(self, database: str) -> None:
+        served = these("add_badly", "typed_job")
+        async with WorkerUtils(database) as utils:
+            for what in ("payload", "utils", "connection"):
+                await utils.add_job("add_badly", {"what": what})
+            await once(served, database)
+            errors = {job.payload["what"]: job.last_error or "" for job in await utils.list_jobs()}
+        assert "The task 'typed_job' cannot be given that: n" in errors["payload"]
+        assert "ctx.utils.stats cannot be had in a process: jobs can be added there" in errors["utils"]
+        assert "ctx.connection cannot be had in a process" in errors["connection"]
+
+
+class TestFinding:
+    def test_what_is_inside_of_a_function_is_refused_when_it_is_declared(self) -> None:
+        def inside() -> None: ...
+
+        for wrong in (inside, lambda: None):
+            with pytest.raises(ConfigurationError, match="at the top level of a module"):
+                task("inside", executor="process")(wrong)
+
+    def test_what_is_not_where_it_says_is_refused_when_the_worker_starts(self) -> None:
+        lost = task("lost", executor="process")(computing.odd)
+        with pytest.raises(ConfigurationError, match=r"support.computing.odd: it is not there. Declare it"):
+            read_handlers({"lost": lost})
+
+    def test_a_task_is_pickled_as_the_place_where_it_is(self) -> None:
+        assert pickle.loads(pickle.dumps(computing.tell)) is computing.tell
+        included = computing.app.tasks["of_app"]
+        assert pickle.loads(pickle.dumps(included)) is computing.of_app
+
+    def test_only_process_can_be_said(self) -> None:
+        wrongs: list[Any] = ["thread", "loop", 3, []]
+        for wrong in wrongs:
+            with pytest.raises(ConfigurationError, match="it must be 'process', or left out"):
+                task(executor=wrong)(computing.odd)
+
+    @pytest.mark.parametrize("option", ["max_task_processes", "max_jobs_per_task_process"])
+    async def test_there_must_be_one_at_least(self, option: str) -> None:
+        wrong: Any = {option: 0}
+        with pytest.raises(ConfigurationError, match=f"{option} is 0; it must be an integer from 1"):
+            await run_once(these("tell"), "postgresql://", **wrong)
+
+    async def test_a_task_of_the_program_itself(self, database: str, tmp_path: Path) -> None:
+        (tmp_path / "shop.py").write_text(_PROGRAM)
+        async with program(
+            sys.executable, "shop.py", database, folder=tmp_path, with_errors=True
+        ) as running_program:
+            assert await running_program.end() == 0
+        text = running_program.text
+        assert "worked with State(n=3)" in text
+        assert "Drained(done=1, failed=1)" in text
+        assert "own error: OwnError('mine')" in text
+
+    async def test_a_program_that_would_start_a_worker_when_it_is_imported_is_told(
+        self, database: str, tmp_path: Path
+    ) -> None:
+        unguarded = _PROGRAM.replace('if __name__ == "__main__":', "if True:")
+        (tmp_path / "shop.py").write_text(unguarded)
+        async with program(
+            sys.executable, "shop.py", database, folder=tmp_path, with_errors=True
+        ) as running_program:
+            assert await running_program.end() == 0
+        assert "Drained(done=0, failed=2)" in running_program.text
+        assert 'put what does so under if __name__ == "__main__":' in running_program.text
+
+    async def test_tasks_of_a_folder(self, database: str, tmp_path: Path) -> None:
+        folder = tmp_path / "tasks"
+        (folder / "mail").mkdir(parents=True)
+        (folder / "_shared.py").write_text(
+            "from pathlib import Path\ndef say(p): Path(p).write_text('said')\n"
+        )
+        (folder / "mail.py").write_text("def mail(payload): ...\n")
+        (folder / "mail" / "send-it.py").write_text(
+            "from graphile_worker import task\nfrom .._shared import say\n"
+            '@task(executor="process")\ndef send_it(path: str):\n    say(path)\n'
+        )
+        path = tmp_path / "told"
+        async with WorkerUtils(database) as utils:
+            await utils.add_job("mail/send-it", {"path": str(path)})
+            assert await once(None, database, task_directory=folder) == Drained(1, 0)
+        assert path.read_text() == "said"
+
+
+class TestDying:
+    @pytest.mark.parametrize("name", ["wait", "hold_gil"])
+    async def test_a_worker_that_is_killed_leaves_no_process_behind(
+        self, name: str, database: str, tmp_path: Path
+    ) -> None:
+        if name == "hold_gil" and sys.platform != "linux":
+            pytest.skip("only Linux ends a process in the middle of C code")
+        gate, path, idle = gate_at(tmp_path / "gate"), tmp_path / "told", tmp_path / "idle"
+        async with WorkerUtils(database) as utils:
+            await utils.add_job("tell", {"path": str(idle)})
+            payload = {"path": str(path), **({"gate": str(gate)} if name == "wait" else {})}
+            await utils.add_job(name, payload)
+        async with _command_on(database, tmp_path) as worker:
+            pids = [await pid_of(path), await pid_of(idle)]
+            worker.send(signal.SIGKILL)
+            for pid in pids:
+                await until_gone(pid)
+
+    async def test_a_signal_to_all_processes_is_the_workers_matter(
+        self, database: str, tmp_path: Path
+    ) -> None:
+        gate, path = gate_at(tmp_path / "gate"), tmp_path / "told"
+        async with WorkerUtils(database) as utils:
+            await utils.add_job("wait", {"path": str(path), "gate": str(gate)})
+            async with _command_on(database, tmp_path) as worker:
+                pid = await pid_of(path)
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    os.kill(pid, number)
+                os.killpg(worker.process.pid, signal.SIGINT)
+                await worker.until("stopping")
+                await _open(gate)
+                await worker.until("Completed job")
+                assert await worker.end() == -signal.SIGINT
+            assert await utils.list_jobs() == []
+
+
+@dataclass
+class Settings:
+    crop: Any
+
+
+_PROGRAM = """
+import asyncio, sys
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from graphile_worker import App, JobContext
+
+class OwnError(Exception): ...
+
+@dataclass
+class State:
+    n: int
+
+@asynccontextmanager
+async def lifespan(app):
+    yield State(3)
+
+app = App(sys.argv[1], lifespan=lifespan)
+
+@app.task(executor="process")
+def work(ctx: JobContext[State]) -> None:
+    print("worked with", ctx.state)
+
+@app.task(executor="process")
+def fail() -> None:
+    raise OwnError("mine")
+
+async def main() -> None:
+    app.events.on("job:error", lambda event: print("own error:", repr(event.error)))
+    async with app:
+        await work.enqueue()
+        await fail.enqueue()
+        print(await app.run_once())
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+async def _pids_of(count: int, database: str, tmp_path: Path, **options: Any) -> set[str]:
+    """Of the processes in which so many jobs ran, one after another."""
+    paths = [tmp_path / str(number) for number in range(count)]
+    async with WorkerUtils(database) as utils:
+        for path in paths:
+            await utils.add_job("tell", {"path": str(path)})
+        await once(these("tell"), database, **options)
+    return {path.read_text().split()[0] for path in paths}
+
+
+async def _is(condition: Callable[[], bool]) -> bool:
+    return condition()
+
+
+def gate_at(path: Path) -> Path:
+    """What a task can wait for."""
+    os.mkfifo(path)
+    return path
+
+
+async def _open(gate: Path) -> None:
+    """Let the one that waits go on, once it does."""
+
+    async def is_open() -> bool:
+        try:
+            os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
+        except OSError:  # nobody waits yet
+            return False
+        return True
+
+    await until(is_open, "somebody waits at the gate")
+
+
+@asynccontextmanager
+async def _command_on(database: str, tmp_path: Path) -> AsyncIterator[Any]:
+    """The command, with all tasks."""
+    (tmp_path / "served.py").write_text(
+        "from support import computing\n"
+        "names = ('tell', 'wait', 'hold_gil')\n"
+        "tasks = {name: getattr(computing, name) for name in names}\n"
+    )
+    environment = os.environ | {"DATABASE_URL": database, "PYTHONPATH": f"{tmp_path}:{ROOT / 'tests'}"}
+    command = [sys.executable, "-m", "graphile_worker", "run", "served:tasks", "--jobs", "2"]
+    async with program(*command, folder=tmp_path, environment=environment, with_errors=True) as worker:
+        yield worker
