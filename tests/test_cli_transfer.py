@@ -21,8 +21,8 @@ left join graphile_worker._private_job_queues as queue on queue.id = job.job_que
 
 
 @pytest.fixture(scope="session")
-def databases(default_databases: Databases) -> Databases:
-    return default_databases
+def databases(graphile_worker_databases: Databases) -> Databases:
+    return graphile_worker_databases
 
 
 @pytest.fixture

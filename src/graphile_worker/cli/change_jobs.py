@@ -48,7 +48,7 @@ def _change(
 def _refined(chosen: Any, name: str) -> Any:
     import msgspec  # noqa: PLC0415
 
-    if name == "retry" and chosen.state is None:
+    if name == "retry" and chosen.state is None and chosen.key is None:
         return msgspec.structs.replace(chosen, state="failed")
     return chosen
 
@@ -118,8 +118,8 @@ def reschedule(
 def retry(settings: Mapping[str, Value], **arguments: Any) -> int:
     """Run failed jobs again: now, and with all their attempts.
 
-    By a filter it finds jobs that failed for good; with --state scheduled, or by its id, also a job that
-    waits for its next attempt. Jobs that run are left alone, and so are those that were not tried yet.
+    By a filter it finds jobs that failed for good; with --state scheduled, or by id or key, also those
+    that wait for their next attempt. Jobs that run are left alone, and so are those that were not tried yet.
     """
     return _change(
         settings,

@@ -213,8 +213,8 @@ class _Duration(click.ParamType[float]):
 _RECOVERED: list[Column[Recovered]] = [
     Column(title="WORKER", value=lambda one: one.worker.name),
     Column(title="SILENT FOR", value=lambda one: f"{one.silence:.0f} s", right=True),
-    Column(title="JOBS", value=lambda one: ", ".join(str(job.id) for job in one.jobs), folds=True),
-    Column(title="QUEUES", value=lambda one: ", ".join(one.queues), folds=True),
+    Column(title="JOBS", value=lambda one: ", ".join(str(job.id) for job in one.jobs), least=20, folds=True),
+    Column(title="QUEUES", value=lambda one: ", ".join(one.queues), least=20, folds=True),
 ]
 
 
