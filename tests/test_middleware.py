@@ -552,6 +552,26 @@ class TestConcurrencyLimits:
         assert done == Drained(done=1, failed=0)
         assert caplog.text.count("Broken cannot say how many jobs of 'task' may be claimed, so all may") == 1
 
+    async def test_all_run_also_if_nobody_can_say_at_once_what_is_forbidden(self, database: str) -> None:
+        async def flags() -> list[str]:
+            await asyncio.sleep(0.08)
+            return []
+
+        async def function(_payload: Any) -> None:
+            await asyncio.sleep(0.1)
+
+        async with WorkerUtils(database) as utils:
+            await utils.add_jobs(JobSpec("task") for _ in range(4))
+        done = await run_once(
+            {"task": function},
+            database,
+            concurrency=2,
+            middleware=[ConcurrencyLimits({"task": 1})],
+            forbidden_flags=flags,
+            handle_signals=False,
+        )
+        assert done == Drained(done=4, failed=0)
+
     async def test_a_limit_for_a_task_that_is_not_there_is_told(
         self, database: str, caplog: pytest.LogCaptureFixture
     ) -> None:

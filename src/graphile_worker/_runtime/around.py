@@ -49,9 +49,14 @@ class _Around:
                 begun = self._with_payload(payload, handler, job, deadline)
             return begun
 
-        value = self._middleware.execute(JobContext(job, self._surroundings, deadline), proceed)
-        if inspect.isawaitable(value):
-            value = await value
+        try:
+            value = self._middleware.execute(JobContext(job, self._surroundings, deadline), proceed)
+            if inspect.isawaitable(value):
+                value = await value
+        except BaseException:
+            if begun is not None and inspect.getcoroutinestate(begun) == inspect.CORO_CREATED:
+                begun.close()  # or Python complains that nobody awaited it
+            raise
         if begun is not None:
             insist_on_its_end(begun, f"{type(self._middleware).__name__}.execute")
         return value
@@ -62,7 +67,8 @@ class _Around:
             return await self._inner(handler, changed, deadline)
         except BatchError as error:
             # Which items are left is said by their places, in the payload that is stored.
-            if isinstance(payload, list) and len(payload) == len(job.payload):
+            both = isinstance(job.payload, list) and isinstance(payload, list)
+            if both and len(payload) == len(job.payload):
                 raise
             raise TaskError(
                 f"{error}. All items are tried again, for {type(self._middleware).__name__} gave the batch "

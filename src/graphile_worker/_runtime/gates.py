@@ -9,7 +9,7 @@ from graphile_worker.middleware import ConcurrencyLimits
 from graphile_worker.middleware.base import overriding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from graphile_worker._db.exchange import Held
     from graphile_worker.logs import ScopedLogger
@@ -20,7 +20,7 @@ class Passage(NamedTuple):
     """What may be claimed now."""
 
     wanted: int
-    tasks: Sequence[str] | None = None
+    tasks: Collection[str] | None = None
     """None for all."""
     partial: bool = False
     """Whether others could be claimed too, by another look."""
@@ -58,12 +58,14 @@ class Gates:
         rooms = {task: self._room(task, counts[task], wanted) for task in self._tasks}
         open_ones = [task for task, room in rooms.items() if room > 0]
         unlimited = [task for task in open_ones if rooms[task] >= wanted]
+        if len(unlimited) == len(self._tasks):
+            return Passage(wanted)
         if len(open_ones) == len(unlimited):
-            return Passage(wanted if open_ones else 0, open_ones)
+            return Passage(wanted if open_ones else 0, frozenset(open_ones))
         self._without_limited = not self._without_limited and bool(unlimited)
         if self._without_limited:
-            return Passage(wanted, unlimited, partial=True)
-        return Passage(min(rooms[task] for task in open_ones), open_ones)
+            return Passage(wanted, frozenset(unlimited), partial=True)
+        return Passage(min(rooms[task] for task in open_ones), frozenset(open_ones))
 
     def _room(self, task: str, count: int, wanted: int) -> int:
         for one in self._middleware:

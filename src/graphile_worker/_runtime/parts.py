@@ -118,6 +118,7 @@ class Parts:
             most=options.max_task_processes,
             jobs_each=options.max_jobs_per_task_process,
             on_invalid_payload=options.on_invalid_payload,
+            vitals=self._vitals,
         )
         in_hand = self._in_hand = InHand(
             pool=self.pool,
