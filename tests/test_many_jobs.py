@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -14,8 +15,6 @@ from support.jobs import add, bring_to, count, existing, lock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-RETRY = Change("retry", among=("not_locked", "tried"))
 
 
 @pytest.fixture
@@ -40,15 +39,15 @@ async def states(db: asyncpg.Connection) -> dict[str, int]:
 async def test_changes_leave_running_jobs_alone(db: asyncpg.Connection, utils: WorkerUtils) -> None:
     ids = await states(db)
     everything = list(ids.values())
-    assert await done(utils, RETRY, everything) == [Batch(5, [ids["retrying"], ids["failed"]])]
-    values = (None, 60.0, 3, None, None)
-    [batch] = await done(utils, Change("reschedule", values), everything)
+    assert await done(utils, Change.retry(), everything) == [Batch(5, [ids["retrying"], ids["failed"]])]
+    later = Change.reschedule(run_at=timedelta(minutes=1), priority=3)
+    [batch] = await done(utils, later, everything)
     assert batch.changed == [ids[state] for state in ("new", "retrying", "failed", "stale")]
     assert (await existing(db, ids["new"]))["priority"] == 3
-    [batch] = await done(utils, Change("fail", ("why",)), JobFilter(queue_name="q"))
+    [batch] = await done(utils, Change.fail("why"), JobFilter(queue_name="q"))
     assert batch == Batch(1, [ids["new"]])
-    assert await utils.many.count(JobFilter(), Change("complete")) == 4
-    [batch] = await done(utils, Change("complete"), JobFilter())
+    assert await utils.many.count(JobFilter(), Change.complete()) == 4
+    [batch] = await done(utils, Change.complete(), JobFilter())
     assert batch.seen == 4
     left = await utils.many.explain_left(everything)
     assert [(one.id, one.locked_by, one.state) for one in left] == [(ids["locked"], "w", "running")]
@@ -56,8 +55,7 @@ async def test_changes_leave_running_jobs_alone(db: asyncpg.Connection, utils: W
 
 async def test_cancelling_many(db: asyncpg.Connection, utils: WorkerUtils) -> None:
     ids = await states(db)
-    cancel = Change("cancel", ("enough",), ("not_over",))
-    [batch] = await done(utils, cancel, JobFilter())
+    [batch] = await done(utils, Change.cancel("enough"), JobFilter())
     assert batch.changed == [ids[state] for state in ("new", "retrying", "locked", "stale")]
     assert batch.requested == 1
     assert (await existing(db, ids["new"]))["last_error"] == "Cancelled: enough"

@@ -145,7 +145,7 @@ async def _remove_failed(utils: WorkerUtils, *, yes: bool) -> int | None:
     from graphile_worker.cli.bulk import Words, confirmed, jobs, tell_interrupted, work_through  # noqa: PLC0415
     from graphile_worker.many_jobs import Change, JobFilter  # noqa: PLC0415
 
-    change, failed = Change("complete"), JobFilter(state="failed")
+    change, failed = Change.complete(), JobFilter(state="failed")
     total = await utils.many.count(failed, change)
     if total > 1 and not confirmed(f"This would remove {jobs(total)} that failed for good.", yes=yes):
         return None
