@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 IN_PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all bench bench-binding bench-middleware bench-scaling chaos soak check format db-dump clean
+.PHONY: help demo test test-all bench bench-binding bench-middleware bench-scaling chaos soak check format db-dump command-pages clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -53,6 +53,9 @@ format: $(STAMP) ## Format the code and mend what the linter can
 
 db-dump: $(STAMP) ## Write docs/schema.sql anew
 	$(BIN)/python tools/dump_schema.py
+
+command-pages: $(STAMP) ## Write docs/commands/ anew, from the helps
+	$(BIN)/python tools/write_command_pages.py
 
 # Other PostgreSQLs and Node's Graphile Worker, for the tests that compare with them. Without npm
 # those tests are skipped.

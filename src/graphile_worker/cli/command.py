@@ -23,8 +23,8 @@ _VERBS = (
     overview.stats, overview.queues, overview.workers, maintenance.unlock, maintenance.sweep,
     maintenance.cleanup, maintenance.migrate, transfer_jobs.export_jobs, transfer_jobs.import_jobs,
 )  # fmt: skip
-_HEADINGS = {
-    "Workers": ("run", "health", "workers", "unlock", "sweep"),
+HEADINGS = {
+    "Workers": ("run", "health", "workers", "unlock", "sweep", "cron"),
     "Jobs": ("add", "list", "show", "complete", "fail", "reschedule", "retry", "remove", "cancel"),
     "The queue": ("stats", "queues", "cleanup", "migrate", "export", "import"),
 }
@@ -45,7 +45,22 @@ def _actions(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Group(click.Group):
-    """Knows what was nearly meant, and keeps its help to a screen."""
+    """Knows what was nearly meant."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands and not ctx.resilient_parsing:
+            near = difflib.get_close_matches(args[0], self.commands, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(self.commands)}."
+            if ":" in args[0]:
+                hint = f"Did you mean: graphile-worker run {args[0]}?"
+            ctx.fail(f"There is no command {args[0]!r}. {hint}")
+        return super().resolve_command(ctx, args)
+
+
+class Root(Group):
+    """Keeps its help short, though it has many commands and all flags of a worker."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Only the flags that all commands have: those of a worker stand in the help of run."""
@@ -62,28 +77,17 @@ class Group(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """By what they are about, with a line for each."""
-        named = {name for names in _HEADINGS.values() for name in names}
+        named = {name for names in HEADINGS.values() for name in names}
         others = [name for name in self.list_commands(ctx) if name not in named]
-        for heading, names in {**_HEADINGS, "Others": others}.items():
+        for heading, names in {**HEADINGS, "Others": others}.items():
             found = [(name, command) for name in names if (command := self.get_command(ctx, name))]
             if found:
                 with formatter.section(heading):
                     formatter.write_dl([(name, command.get_short_help_str(60)) for name, command in found])
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in self.commands and not ctx.resilient_parsing:
-            near = difflib.get_close_matches(args[0], self.commands, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(self.commands)}."
-            if ":" in args[0]:
-                hint = f"Did you mean: graphile-worker run {args[0]}?"
-            ctx.fail(f"There is no command {args[0]!r}. {hint}")
-        return super().resolve_command(ctx, args)
-
 
 @click.group(
-    cls=Group,
+    cls=Root,
     invoke_without_command=True,
     context_settings=CONTEXT,
     epilog="\b\nExample: graphile-worker -c postgresql://me@localhost/mine -j 10",
@@ -154,7 +158,10 @@ def health(ctx: click.Context, /, *, live: bool, any_host: bool, as_json: bool, 
 @click.option("--json", "as_json", is_flag=True, help="An array of objects.")
 @click.pass_context
 def cron(ctx: click.Context, /, *, tasks_of: str | None, as_json: bool, **_: Any) -> None:
-    """Show recurring tasks: their next runs, their last, and whether the database knows them."""
+    """Show recurring tasks, and when they run next.
+
+    Also when they ran last, and whether the database knows them.
+    """
     if ctx.invoked_subcommand is None:
         from graphile_worker.cli.schedules import print_schedules  # noqa: PLC0415
 
@@ -165,7 +172,10 @@ def cron(ctx: click.Context, /, *, tasks_of: str | None, as_json: bool, **_: Any
 @click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.pass_context
 def check_crontab(ctx: click.Context, paths: tuple[Path, ...]) -> None:
-    """Read crontabs, and tell all that is wrong with them; exit code 1 if something is."""
+    """Read crontabs, and tell all that is wrong with them.
+
+    The exit code is 1 if something is.
+    """
     from graphile_worker.cli.schedules import check  # noqa: PLC0415
 
     if not check(paths):

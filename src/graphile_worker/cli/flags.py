@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _NAMES = {setting.name for setting in SETTINGS}
+_SHARED = {"config", *(setting.name for setting in SETTINGS if setting.for_all_verbs)}
 
 
 class _Kind(click.ParamType[Any]):
@@ -81,9 +82,10 @@ def verb(name: str, *examples: str) -> Callable[[Callable[..., Any]], click.Comm
         def call(ctx: click.Context, /, **arguments: Any) -> None:
             from graphile_worker.cli import logs  # noqa: PLC0415
 
-            settings = gathered({**(ctx.obj or {}), **given(ctx)})
+            shared = {name: value for name, value in given(ctx).items() if name in _SHARED}
+            settings = gathered({**(ctx.obj or {}), **shared})
             logs.configure(settings["log_level"].value, settings["log_format"].value)
-            own = {name: value for name, value in arguments.items() if name not in {*_NAMES, "config"}}
+            own = {name: value for name, value in arguments.items() if name not in _SHARED}
             ctx.exit(function(settings, **own) or 0)
 
         shown = "\n".join(f"  graphile-worker {example}" for example in examples)
@@ -91,7 +93,7 @@ def verb(name: str, *examples: str) -> Callable[[Callable[..., Any]], click.Comm
         made = click.command(name, context_settings=CONTEXT, epilog=f"\b\n{heading}:\n{shown}")(
             setting_flags(of_run=False)(click.pass_context(call))
         )
-        made.params.sort(key=lambda param: param.name in {*_NAMES, "config"})
+        made.params.sort(key=lambda param: param.name in _SHARED)
         return made
 
     return decorate

@@ -1,0 +1,32 @@
+"""The pages about the verbs are what their helps say."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from support.postgres import ROOT
+
+sys.path.insert(0, str(ROOT / "tools"))
+write_command_pages = importlib.import_module("write_command_pages")
+
+
+def test_the_pages_are_current() -> None:
+    written = {path.name: path.read_text() for path in write_command_pages.FOLDER.glob("*.md")}
+    assert written == write_command_pages.pages(), "run make command-pages"
+
+
+def test_every_verb_says_what_it_does_and_shows_it() -> None:
+    for path, command in write_command_pages.commands(write_command_pages.root):
+        first = command.get_short_help_str(60)
+        assert first.endswith("."), (path, first)
+        assert not first.endswith("..."), (path, "does not fit the list of commands")
+        assert "## Examples" in write_command_pages.page(path, command), path
+        assert all(param.help for param in command.params if isinstance(param, click.Option)), path
+
+
+def test_every_verb_stands_under_a_heading() -> None:
+    named = {name for names in write_command_pages.HEADINGS.values() for name in names}
+    assert named <= set(write_command_pages.root.commands)

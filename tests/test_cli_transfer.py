@@ -1,0 +1,223 @@
+"""Jobs out of one database, and into another."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from graphile_worker.testing import Databases
+from support.commands import INTERRUPTED, Cli
+from support.jobs import add, bring_to, count, lock
+from support.waiting import until
+
+EVERYTHING = """select job.id, payload::text, priority, run_at, attempts, max_attempts, last_error, key,
+  flags, revision, created_at, updated_at, identifier, queue_name
+from graphile_worker._private_jobs as job
+join graphile_worker._private_tasks as task on task.id = job.task_id
+left join graphile_worker._private_job_queues as queue on queue.id = job.job_queue_id order by job.id"""
+
+
+@pytest.fixture(scope="session")
+def databases(graphile_worker_databases: Databases) -> Databases:
+    return graphile_worker_databases
+
+
+@pytest.fixture
+def cli(database: str, tmp_path: Path) -> Cli:
+    return Cli(database, tmp_path)
+
+
+async def varied_jobs(db: asyncpg.Connection) -> None:
+    """Jobs with everything that a job can have."""
+    await add(db, "plain")
+    await add(
+        db, "full", payload={"ä": [1, 2.50, None]}, queue_name="q/ü", run_at=datetime(2040, 1, 1, tzinfo=UTC),
+        max_attempts=3, job_key="k:1", priority=-7, flags=["b", "a"],
+    )  # fmt: skip
+    await bring_to(db, "failed", (await add(db, "failed"))["id"])
+    await bring_to(db, "retrying", (await add(db, "retrying", queue_name="r"))["id"])
+    odd = [
+        '{ "b" : 1.10,\n\t"a":\r\n 123456789012345678901234567890, "b": "\\u0000\\ud800" }',
+        '"text"', "null", "[]",
+    ]  # fmt: skip
+    for payload in odd:
+        await db.execute("select graphile_worker.add_job('odd', $1::text::json)", payload)
+    await db.execute(
+        """update graphile_worker._private_jobs set run_at = 'infinity', revision = 3,
+        last_error = E'line\\nline\\t"quoted" \\\\ \\x1b' where id = 5;
+        update graphile_worker._private_jobs set run_at = '-infinity', flags = '{"x": {"y": 1}}' where id = 6;
+        update graphile_worker._private_jobs set run_at = '20000-01-01 00:00:00.000001+00' where id = 7;
+        set datestyle = 'SQL, DMY'; set timezone = 'Asia/Kolkata';"""
+    )
+
+
+class TestRoundTrip:
+    async def test_it_is_exact(
+        self, db: asyncpg.Connection, cli: Cli, databases: Databases, tmp_path: Path
+    ) -> None:
+        await varied_jobs(db)
+        done = await cli("export", "-o", "jobs.jsonl")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "Exported 8 jobs.\n")
+        lines = (tmp_path / "jobs.jsonl").read_text().splitlines()
+        assert len(lines) == 8
+        assert json.loads(lines[1])["payload"] == {"ä": [1, 2.5, None]}
+        async with databases.fresh() as dsn:
+            other, elsewhere = await asyncpg.connect(dsn), Cli(dsn, tmp_path)
+            assert await elsewhere.out("import", "jobs.jsonl") == "Imported 8 jobs.\n"
+            unbroken = str.maketrans("\n\r", "  ")
+            query = EVERYTHING.replace("run_at,", "run_at::text,")
+            await other.execute("set datestyle = 'SQL, DMY'; set timezone = 'Asia/Kolkata';")
+            before = [
+                {**dict(row), "payload": row["payload"].translate(unbroken)} for row in await db.fetch(query)
+            ]
+            assert [dict(row) for row in await other.fetch(query)] == before
+            again = (await elsewhere("export")).stdout
+            assert again.splitlines() == lines, "and back"
+            new = await add(other)
+            assert new["id"] > 8, "new jobs get other ids"
+            await other.close()
+
+    async def test_a_filter_and_a_pipe(self, db: asyncpg.Connection, cli: Cli) -> None:
+        await varied_jobs(db)
+        exported = await cli.out("export", "--state", "failed")
+        assert [json.loads(line)["task_identifier"] for line in exported.splitlines()] == ["failed"]
+        await cli.out("remove", "--state", "failed")
+        assert await cli.json("import", "-", given=exported) == {"imported": 1}
+        assert await count(db) == 8
+        assert (await cli.json("import", "-", given="")) == {"imported": 0}
+
+    async def test_a_job_that_runs_is_free_where_it_arrives(self, db: asyncpg.Connection, cli: Cli) -> None:
+        await lock(db, (await add(db, queue_name="q"))["id"])
+        exported = await cli.out("export")
+        await cli.out("import", "-", "--new-ids", given=exported)
+        [copy] = await cli.json("list", "--after", "1")
+        assert (copy["locked_by"], copy["attempts"], copy["queue_name"]) == (None, 1, "q")
+
+    async def test_workers_are_told(self, db: asyncpg.Connection, cli: Cli) -> None:
+        exported = await cli.out("export", "-o", "-")
+        assert exported == ""
+        heard: list[str] = []
+        await db.add_listener("jobs:insert", lambda *arguments: heard.append(str(arguments[3])))
+        await cli.out(
+            "import", "-", "--new-ids", given='{"task_identifier": "x"}\n\n{"task_identifier": "y"}\n'
+        )
+        await db.execute("select 1")
+        assert [json.loads(text)["count"] for text in heard] == [2]
+
+    async def test_more_than_a_batch(self, db: asyncpg.Connection, cli: Cli) -> None:
+        await db.execute("select graphile_worker.add_job('x') from generate_series(1, 2500)")
+        exported = await cli.out("export")
+        assert len(exported.splitlines()) == 2500
+        await db.execute("delete from graphile_worker._private_jobs")
+        assert await cli.json("import", "-", given=exported) == {"imported": 2500}
+        assert await db.fetchval("select max(id) from graphile_worker._private_jobs") == 2500
+
+
+class TestAtOnce:
+    async def test_two_imports_of_one_file(self, db: asyncpg.Connection, cli: Cli) -> None:
+        given = "\n".join(
+            json.dumps({"id": n, "task_identifier": "x", "key": f"k{n}"}) for n in range(1, 3000)
+        )
+        first, second = await asyncio.gather(*(cli("import", "-", given=given) for _ in range(2)))
+        assert sorted([first.returncode, second.returncode]) == [0, 1]
+        assert "Nothing was imported" in first.stderr + second.stderr
+        assert await count(db) == 2999
+
+    async def test_interrupted_nothing_is_imported(
+        self, db: asyncpg.Connection, cli: Cli, database: str, tmp_path: Path
+    ) -> None:
+        await db.execute(
+            """create function wait() returns trigger language plpgsql as
+            'begin perform pg_advisory_xact_lock(7); return new; end';
+            create trigger wait before insert on graphile_worker._private_jobs for each row
+            when (new.id = 2500) execute function wait()"""
+        )
+        (tmp_path / "jobs.jsonl").write_text(
+            "\n".join(json.dumps({"id": n, "task_identifier": "x"}) for n in range(1, 5000))
+        )
+        holder = await asyncpg.connect(database)
+        await holder.execute("select pg_advisory_lock(7)")
+
+        async def waits() -> bool:
+            statement = "select exists (select from pg_locks where locktype = 'advisory' and not granted)"
+            return bool(await db.fetchval(statement))
+
+        with cli.terminal("import", "jobs.jsonl") as terminal:
+            await until(waits, "the third batch waits")
+            await terminal.until("Import jobs: ")
+            terminal.interrupt()
+            assert await terminal.end() == INTERRUPTED
+        await holder.close()
+        assert "Traceback" not in terminal.text
+        assert await count(db) == 0
+
+
+class TestRefusals:
+    async def test_what_is_there_is_not_imported_twice(self, db: asyncpg.Connection, cli: Cli) -> None:
+        await add(db)
+        exported = await cli.out("export")
+        done = await cli("import", "-", given=exported)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == (
+            "Error: Line 1: there is a job 1 already. Nothing was imported. If it is another job, import "
+            "with new ids: --new-ids.\n"
+        )
+        await cli.out("import", "-", "--new-ids", given=exported)
+        assert await count(db) == 2
+
+    async def test_a_key_that_is_in_use(self, db: asyncpg.Connection, cli: Cli) -> None:
+        await add(db, job_key="k")
+        given = '{"task_identifier": "x"}\n{"task_identifier": "x", "key": "k"}'
+        done = await cli("import", "-", "--new-ids", given=given)
+        assert done.returncode == 1
+        assert "Line 2: there is a job with the key 'k' already. Nothing was imported." in done.stderr
+        given = '{"task_identifier": "x", "key": "l"}\n{"task_identifier": "y", "key": "l"}'
+        done = await cli("import", "-", "--new-ids", given=given)
+        assert "Line 2: there is a job with the key 'l' already." in done.stderr
+        assert await count(db) == 1, "all or nothing"
+
+    async def test_all_or_nothing_over_many_batches(self, db: asyncpg.Connection, cli: Cli) -> None:
+        lines = [json.dumps({"id": n, "task_identifier": "x"}) for n in range(1, 2500)]
+        done = await cli("import", "-", given="\n".join([*lines, lines[3]]))
+        assert "Line 2500: there is a job 4 already." in done.stderr
+        assert await count(db) == 0
+
+    @pytest.mark.parametrize(
+        ("line", "says"),
+        [
+            ("{", "Line 2 is no exported job: Input data was truncated"),
+            ('{"id": 2, "key": "\\ud800" "x"}', "Line 2 is no exported job: Expecting ',' delimiter"),
+            ('{"id": 2, "task_identifier": "\\ud800"}', "PostgreSQL cannot store it as text"),
+            ("[]", "Line 2 is no exported job: Expected `object`, got `array`"),
+            ("{}", "Line 2 is no exported job: Object missing required field `task_identifier`"),
+            ('{"id": 2, "task_identifier": ""}', "Line 2: task_identifier is ''"),
+            ('{"task_identifier": "x"}', "Line 2: id is None; it must be an integer."),
+            ('{"id": 2, "task_identifier": "x", "max_attempts": 0}', "Line 2: max_attempts is 0"),
+            ('{"id": 2, "task_identifier": "x", "priority": 40000}', "Line 2: priority is 40000"),
+            (
+                '{"id": 2, "task_identifier": "x", "run_at": "soon"}',
+                "Invalid input syntax for type timestamp",
+            ),
+            ('{"id": 2, "task_identifier": "x", "key": ""}', "Line 2: key is ''"),
+        ],
+    )
+    async def test_a_line_that_is_no_job(
+        self, db: asyncpg.Connection, cli: Cli, line: str, says: str
+    ) -> None:
+        done = await cli("import", "-", given=f'{{"id": 1, "task_identifier": "x"}}\n{line}\n')
+        assert done.returncode == 1, done.stderr
+        assert says in done.stderr
+        assert "Nothing was imported." in done.stderr
+        assert "Traceback" not in done.stderr
+        assert await count(db) == 0
+
+    async def test_mistakes(self, cli: Cli) -> None:
+        done = await cli("import", "nowhere.jsonl")
+        assert (done.returncode, "No such file or directory" in done.stderr) == (2, True)
+        done = await cli("import")
+        assert done.returncode == 2
