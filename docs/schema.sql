@@ -33,7 +33,9 @@ declare
   spent integer[] := '{}';           -- queues that gave us what they may
   claimed_queues integer[] := '{}';
   missing integer := greatest(wanted, 0);
+  marked constant boolean := mark_priority is not null;
   level smallint;
+  first_level smallint;
   level_without_queue smallint;
   level_with_queue smallint;
   tasks_without_queue integer[];     -- those that have jobs for us, if there are any in this level
@@ -55,6 +57,7 @@ declare
   locked bigint[];
   locked_queues integer[];
   passed_over bigint[] := '{}';      -- jobs of this level that we cannot have
+  busy bigint[] := '{}';             -- jobs of our queues that somebody's transaction has
   passed_tasks integer[] := '{}';    -- tasks that have no more jobs for us in this level
   tries integer := 0;
   count integer;
@@ -261,6 +264,7 @@ begin
     end if;
     level := least(level_without_queue, level_with_queue);
     exit when level is null;
+    first_level := coalesce(first_level, level);
     if level > from_priority then
       from_run_at := '-infinity';
       from_id := 0;
@@ -297,15 +301,16 @@ begin
       ), found as (
         select page.id, page.job_queue_id, page.run_at
         from page
-        where page.job_queue_id = any (array(select free.id from free)) and cardinality(tasks_with_queue) = 1
+        where page.job_queue_id = any (array(select free.id from free))
+          and cardinality(tasks_with_queue) = 1 and not marked
         union all
         -- Of queues that are ours the next job is found wherever it stands; and so with several tasks, for then
-        -- the page of one may end before the page of another begins.
+        -- the page of one may end before the page of another begins; and with a mark, which may be behind it.
         select job.id, job.job_queue_id, job.run_at
         from (
           select unnest(kept) as id
           union all
-          select free.id from free where cardinality(tasks_with_queue) > 1
+          select free.id from free where marked or cardinality(tasks_with_queue) > 1
         ) as queue
         cross join unnest(tasks_with_queue) as task (id)
         cross join lateral (
@@ -369,6 +374,46 @@ begin
           into candidate_ids, candidate_queues, candidate_times, queue_cursor
           from ranked where ranked.place <= run_length;
       end if;
+    end if;
+
+    if cardinality(candidate_ids) > 0 and (marked or level > first_level) then
+      -- A queue that was locked when we looked at a better level, or whose better jobs the mark leaves out, may be
+      -- free by now. Its jobs keep their order, so this level of it waits for the next look.
+      select
+        coalesce(array_agg(candidate.id), '{}'),
+        coalesce(array_agg(candidate.queue_id), '{}'),
+        coalesce(array_agg(candidate.run_at), '{}')
+        into candidate_ids, candidate_queues, candidate_times
+        from unnest(candidate_ids, candidate_queues, candidate_times) as candidate (id, queue_id, run_at)
+        where candidate.queue_id <> all (array(
+          select queue.id
+          from (select distinct given.id from unnest(candidate_queues) as given (id)) as queue
+          cross join unnest(task_ids) as task (id)
+          cross join lateral (
+            -- Level by level, because those that are due later must not be walked past.
+            with recursive better (priority) as (
+              select min(job.priority) from "graphile_worker"._private_jobs as job
+                where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
+                  and job.task_id = task.id
+              union all
+              select (
+                select min(job.priority) from "graphile_worker"._private_jobs as job
+                where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
+                  and job.task_id = task.id and job.priority > better.priority
+              )
+              from better where better.priority < level
+            )
+            select from better
+            where better.priority < level and exists (
+              select from "graphile_worker"._private_jobs as job
+              where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
+                and job.task_id = task.id and job.priority = better.priority and job.run_at <= as_of
+                and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+                and job.id <> all (busy)
+            )
+            limit 1
+          ) as waiting
+        ));
     end if;
 
     -- Choose: so many jobs without queue of each task, and these jobs with queue.
@@ -450,6 +495,10 @@ begin
         from job;
       if cardinality(locked) < cardinality(chosen_ids) then
         is_contended := true;
+        busy := busy || array(
+          select chosen.id from unnest(chosen_ids, chosen_queues) as chosen (id, queue_id)
+          where chosen.queue_id = any (obtained) and chosen.id <> all (locked)
+        );
         -- Somebody's transaction has the first job of a queue: not a reason for the others of it to wait.
         select locked || coalesce(array_agg(job.id), '{}'),
             locked_queues || coalesce(array_agg(job.job_queue_id), '{}')
