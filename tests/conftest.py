@@ -43,25 +43,10 @@ def server(installation: Installation) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def default_server() -> Iterator[str]:
-    """For tests that have no reason to be repeated on each PostgreSQL."""
-    with running_server() as dsn:
-        yield dsn
-
-
-@pytest.fixture(scope="session")
 def databases(server: str) -> Iterator[Databases]:
-    databases = Databases(server)
-    yield databases
-    asyncio.run(databases.close())
-
-
-@pytest.fixture(scope="session")
-def default_databases(default_server: str) -> Iterator[Databases]:
-    """A module whose tests are about Python alone says that these are its databases."""
-    databases = Databases(default_server)
-    yield databases
-    asyncio.run(databases.close())
+    """A module whose tests are about Python alone has those of the plugin instead, on one PostgreSQL."""
+    with Databases(server) as databases:
+        yield databases
 
 
 @pytest.fixture

@@ -55,8 +55,8 @@ def on_thread(name: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def databases(default_databases: Databases) -> Databases:
-    return default_databases
+def databases(graphile_worker_databases: Databases) -> Databases:
+    return graphile_worker_databases
 
 
 def module(name: str, **things: Any) -> ModuleType:

@@ -38,8 +38,8 @@ OURS, TUNED, FLOOR = CONTENDERS["ours"], CONTENDERS["ours tuned"], CONTENDERS["f
 
 
 @pytest.fixture
-async def arena(default_server: str) -> AsyncIterator[Arena]:
-    async with Arena.open(default_server, limit=10) as arena:
+async def arena(graphile_worker_server: str) -> AsyncIterator[Arena]:
+    async with Arena.open(graphile_worker_server, limit=10) as arena:
         yield arena
 
 

@@ -79,8 +79,8 @@ def test_a_mistake_is_one_sentence_without_traceback_or_password(arguments: list
     assert "cret" not in done.stderr
 
 
-def test_a_database_that_does_not_exist(default_server: str) -> None:
-    done = run("--schema-only", "-c", dsn_of(default_server, "nowhere"))
+def test_a_database_that_does_not_exist(graphile_worker_server: str) -> None:
+    done = run("--schema-only", "-c", dsn_of(graphile_worker_server, "nowhere"))
     assert (done.returncode, done.stderr) == (
         1,
         'Error: Database "nowhere" does not exist. Create it, or name another.\n',

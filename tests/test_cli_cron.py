@@ -26,8 +26,8 @@ def midnight() -> None: ...
 
 
 @pytest.fixture(scope="session")
-def databases(default_databases: Databases) -> Databases:
-    return default_databases
+def databases(graphile_worker_databases: Databases) -> Databases:
+    return graphile_worker_databases
 
 
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -660,8 +660,8 @@ class TestConnections:
         with pytest.raises(ConfigurationError, match="closed already"):
             await utils.add_job("t")
 
-    def test_another_event_loop_is_refused_with_a_sentence(self, default_server: str) -> None:
-        utils = WorkerUtils(dsn=default_server)
+    def test_another_event_loop_is_refused_with_a_sentence(self, graphile_worker_server: str) -> None:
+        utils = WorkerUtils(dsn=graphile_worker_server)
         with asyncio.Runner() as first, asyncio.Runner() as second:
             with pytest.raises(SchemaMissingError):
                 first.run(utils.add_job("t"))

@@ -22,7 +22,6 @@ import pytest
 
 import graphile_worker
 from graphile_worker import JobSpec, WorkerInfo, WorkerUtils
-from graphile_worker.testing import Databases
 from support.jobs import lock, one
 from support.pages import Page, python_blocks
 from support.postgres import ROOT
@@ -342,15 +341,24 @@ def test_the_program_in_the_page_on_the_embedded_server(short_folder: Path) -> N
 
 
 def test_the_tests_in_the_page_on_testing(tmp_path: Path) -> None:
-    (tmp_path / "test_mine.py").write_text("\n\n".join(python_blocks(ROOT / "docs" / "testing.md")))
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-o", "asyncio_mode=auto", "test_mine.py"],
-        cwd=tmp_path,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert "3 passed" in done.stdout, done.stdout
+    *examples, unit = python_blocks(ROOT / "docs" / "testing.md")
+    (tmp_path / "test_mine.py").write_text("\n\n".join(examples))
+    (tmp_path / "unit.py").write_text(unit)
+    settings = ("-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function")
+    for arguments, seen in (
+        (["pytest", "-q", "-W", "error", *settings, "test_mine.py"], "9 passed"),
+        (["unittest", "-v", "unit"], "test_hello (unit.ShopTest.test_hello) ... ok"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-m", *arguments],
+            cwd=tmp_path,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert seen in done.stdout, done.stdout
+        assert done.returncode == 0
 
 
 def test_the_table_of_delays_is_right() -> None:
@@ -372,17 +380,9 @@ def public_modules() -> list[str]:
 
 
 @pytest.mark.parametrize("name", public_modules())
-def test_examples_in_docstrings(name: str, default_server: str, short_folder: Path) -> None:
+def test_examples_in_docstrings(name: str, graphile_worker_dsn: str, short_folder: Path) -> None:
     module = importlib.import_module(name)
-    with asyncio.Runner() as runner:
-        databases = Databases(default_server)
-        fresh = databases.fresh()
-        dsn = runner.run(fresh.__aenter__())
-        try:
-            result = doctest.testmod(module, extraglobs={"dsn": dsn, "folder": short_folder})
-        finally:
-            runner.run(fresh.__aexit__(None, None, None))
-            runner.run(databases.close())
+    result = doctest.testmod(module, extraglobs={"dsn": graphile_worker_dsn, "folder": short_folder})
     assert result.failed == 0
 
 

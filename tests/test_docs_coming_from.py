@@ -36,8 +36,8 @@ NODES_PACKAGE = PEERS / "graphile-worker-0.18.0" / "node_modules" / "graphile-wo
 
 
 @pytest.fixture(scope="session")
-def databases(default_databases: Databases) -> Databases:
-    return default_databases
+def databases(graphile_worker_databases: Databases) -> Databases:
+    return graphile_worker_databases
 
 
 class TestExamplesForThoseFromNode:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def databases(default_databases: Databases) -> Databases:
-    return default_databases
+def databases(graphile_worker_databases: Databases) -> Databases:
+    return graphile_worker_databases
 
 
 async def test_its_examples(database: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,8 +43,8 @@ def modules_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.fixture(scope="session")
-def databases(default_databases: Databases) -> Databases:
-    return default_databases
+def databases(graphile_worker_databases: Databases) -> Databases:
+    return graphile_worker_databases
 
 
 def test_the_tutorial(tmp_path: Path, short_folder: Path) -> None:

@@ -27,8 +27,8 @@ ORDER = {"item": "a teapot", "email": "ann@example.com"}
 
 
 @pytest.fixture(scope="session")
-def databases(default_databases: Databases) -> Databases:
-    return default_databases
+def databases(graphile_worker_databases: Databases) -> Databases:
+    return graphile_worker_databases
 
 
 @asynccontextmanager

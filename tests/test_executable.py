@@ -20,8 +20,8 @@ from support.workers import Heard, locked, running
 
 
 @pytest.fixture(scope="session")
-def databases(default_databases: Databases) -> Databases:
-    return default_databases
+def databases(graphile_worker_databases: Databases) -> Databases:
+    return graphile_worker_databases
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ SHORT: dict[str, Any] = {"heartbeat_interval": 0.3, "fast_lease": 1.2, "lease": 
 
 
 @pytest.fixture(scope="session")
-def databases(default_databases: Databases) -> Databases:
-    return default_databases
+def databases(graphile_worker_databases: Databases) -> Databases:
+    return graphile_worker_databases
 
 
 @pytest.fixture

@@ -30,8 +30,8 @@ WHERE = ("the question is lost", "the answer is lost", "half the answer is lost"
 
 
 @pytest.fixture(scope="session")
-def databases(default_databases: Databases) -> Databases:
-    return default_databases
+def databases(graphile_worker_databases: Databases) -> Databases:
+    return graphile_worker_databases
 
 
 class Cutter:

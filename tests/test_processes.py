@@ -48,8 +48,8 @@ once = functools.partial(run_once, handle_signals=False)
 
 
 @pytest.fixture(scope="session")
-def databases(default_databases: Databases) -> Databases:
-    return default_databases
+def databases(graphile_worker_databases: Databases) -> Databases:
+    return graphile_worker_databases
 
 
 @pytest.fixture(autouse=True)

@@ -37,8 +37,8 @@ once = functools.partial(run_once, handle_signals=False)
 
 
 @pytest.fixture(scope="session")
-def databases(default_databases: Databases) -> Databases:
-    return default_databases
+def databases(graphile_worker_databases: Databases) -> Databases:
+    return graphile_worker_databases
 
 
 async def kill_sessions(db: asyncpg.Connection) -> None:
@@ -159,13 +159,13 @@ async def test_more_queues_than_one_look_visits_do_not_keep_run_once_from_ending
 
 
 async def test_an_error_text_that_the_databases_encoding_does_not_have_is_recorded(
-    default_server: str,
+    graphile_worker_server: str,
 ) -> None:
-    admin = await asyncpg.connect(default_server)
+    admin = await asyncpg.connect(graphile_worker_server)
     await admin.execute(
         "create database gw_latin encoding 'LATIN1' lc_collate 'C' lc_ctype 'C' template template0"
     )
-    dsn = default_server.replace("/postgres?", "/gw_latin?")
+    dsn = graphile_worker_server.replace("/postgres?", "/gw_latin?")
 
     def task(_payload: Any) -> None:
         raise ValueError("café ☃")

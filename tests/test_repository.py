@@ -12,6 +12,7 @@ import tomllib
 import pytest
 
 import graphile_worker
+from graphile_worker import testing
 from graphile_worker.embedded.binaries import Binaries
 from graphile_worker.testing import running_server
 from support.postgres import ROOT
@@ -91,6 +92,26 @@ def test_the_public_names_are_these() -> None:
             "task",
         ),
     ]
+
+
+def test_the_names_for_tests_are_these() -> None:
+    assert testing.__all__ == [
+        *(
+            "Clock",
+            "Databases",
+            "FakeContext",
+            "Summary",
+            "assert_enqueued",
+            "assert_not_enqueued",
+            "context",
+        ),
+        *("drain", "enqueued", "inline", "job", "running_server", "using"),
+    ]
+    for name in testing.__all__:
+        assert getattr(testing, name).__module__.startswith("graphile_worker.testing")
+    assert set(testing.__all__) <= set(dir(testing))
+    with pytest.raises(AttributeError, match="has no attribute 'drains'"):
+        testing.drains  # noqa: B018
 
 
 def test_architecture_names_every_module_and_nothing_else() -> None:

@@ -549,6 +549,24 @@ class TestUnderAWorker:
         await desk.at(scheduler, NEW_YEAR)
         assert [(job["identifier"], job["priority"]) for job in await desk.jobs()] == [("t", 7), ("v", 7)]
 
+    async def test_what_middleware_refuses_is_logged_and_the_other_items_go_on(
+        self, desk: Desk, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        class Refuses(Middleware):
+            async def enqueue(self, specs: Sequence[JobSpec], proceed: Any) -> Any:
+                if any(spec.identifier == "u" for spec in specs):
+                    raise RuntimeError("not this one")
+                return await proceed()
+
+        scheduler = desk.scheduler("* * * * * t\n* * * * * u\n* * * * * v")
+        utils = WorkerUtils.on_session(desk.session, use_local_time=False, middleware=[Refuses()])
+        scheduler._around = utils.through_middleware
+        await desk.at(scheduler, NEW_YEAR)
+        assert [job["identifier"] for job in await desk.jobs()] == ["t", "v"]
+        assert "No job of the cron item 'u' is added: not this one" in caplog.text
+        await desk.at(scheduler, NEW_YEAR + MINUTE)
+        assert len(await desk.jobs()) == 4
+
     @pytest.mark.parametrize("local", [False, True])
     async def test_the_time_is_the_databases_unless_told_otherwise(
         self, database: str, monkeypatch: pytest.MonkeyPatch, *, local: bool

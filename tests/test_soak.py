@@ -224,7 +224,9 @@ def test_what_was_seen_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert re.search(r"jobs per second .* ✓\n", printed)
 
 
-async def test_a_short_soak_counts_every_job(default_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_short_soak_counts_every_job(
+    graphile_worker_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("benchmarks.soak.idle._TURNS", 2)
     scenario = with_(
         SCENARIOS["old-transaction"],
@@ -232,7 +234,7 @@ async def test_a_short_soak_counts_every_job(default_server: str, monkeypatch: p
         old_transaction=(0.3, 0.2),
         scheduled=1000,
     )
-    async with Arena.open(default_server) as arena:
+    async with Arena.open(graphile_worker_server) as arena:
         seen = await soak(arena, scenario, 2000, interval=0.05)
 
     assert not wrong(seen)

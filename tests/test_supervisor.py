@@ -39,8 +39,8 @@ VERSION = "import sys\nasync def version(payload):\n    sys.stdout.write('versio
 
 
 @pytest.fixture(scope="session")
-def databases(default_databases: Databases) -> Databases:
-    return default_databases
+def databases(graphile_worker_databases: Databases) -> Databases:
+    return graphile_worker_databases
 
 
 @pytest.fixture

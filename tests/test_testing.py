@@ -50,6 +50,24 @@ async def test_a_connection_that_is_left_open_fails_the_test_and_is_named(databa
     leaked.terminate()
 
 
+def test_without_an_event_loop(graphile_worker_server: str) -> None:
+    with Databases(graphile_worker_server) as databases:
+        with databases.fresh_sync() as dsn, databases.fresh_sync(empty=True) as empty:
+            assert asyncio.run(schemas(dsn)) == {"graphile_worker"}
+            assert asyncio.run(schemas(empty)) == set()
+        prefix = databases._prefix
+    assert asyncio.run(how_many(graphile_worker_server, prefix)) == 0
+
+
+async def how_many(server: str, prefix: str) -> int:
+    connection = await asyncpg.connect(server)
+    left: int = await connection.fetchval(
+        "select count(*) from pg_database where starts_with(datname, $1)", prefix
+    )
+    await connection.close()
+    return left
+
+
 async def test_many_may_ask_at_once(server: str) -> None:
     databases = Databases(server)
 
@@ -59,12 +77,7 @@ async def test_many_may_ask_at_once(server: str) -> None:
 
     assert await asyncio.gather(*(use() for _ in range(5))) == [{"graphile_worker"}] * 5
     await databases.close()
-    connection = await asyncpg.connect(server)
-    left = await connection.fetchval(
-        "select count(*) from pg_database where starts_with(datname, $1)", databases._prefix
-    )
-    await connection.close()
-    assert left == 0
+    assert await how_many(server, databases._prefix) == 0
 
 
 async def test_the_schema_may_have_another_name(server: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,8 +35,8 @@ once = functools.partial(run_once, handle_signals=False)
 
 
 @pytest.fixture(scope="session")
-def databases(default_databases: Databases) -> Databases:
-    return default_databases
+def databases(graphile_worker_databases: Databases) -> Databases:
+    return graphile_worker_databases
 
 
 async def result(

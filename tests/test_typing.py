@@ -23,6 +23,8 @@ from typing import Any, ClassVar
 
 from graphile_worker import App, Job, JobContext, JobSpec, task
 from graphile_worker.retry import Exponential
+from graphile_worker.testing import Clock, assert_enqueued, context, drain, enqueued, inline, using
+from graphile_worker.testing import job as a_job
 
 @dataclass
 class State:
@@ -90,6 +92,13 @@ async def good(ctx: JobContext) -> None:
     job = await app.add_job("other", {"x": 1}, run_at=timedelta(1))
     async with app.running(concurrency=3) as runner:
         await runner.stop()
+    await stateful(context(state=State("Hi")), "Ann")
+    await stateful(context(), "Ann")
+    text = whole({"a": 1}, context(a_job("whole", {"a": 1})))
+    async with using(app, clock=Clock()) as same, inline(same):
+        n = (await drain(app, limit=3)).done
+        job = await assert_enqueued(plain.using(priority=1), name="Ann")
+        jobs = await enqueued(app, plain)
 
 async def bad(ctx: JobContext) -> None:
     await plain.enqueue()  # wrong
@@ -114,6 +123,9 @@ async def bad(ctx: JobContext) -> None:
     app.task(queue="x")  # wrong
     async with app.running(concurency=3):  # wrong
         pass
+    await stateful(context(state=3), "Ann")  # wrong
+    await drain(app, tasks=[])  # wrong
+    await assert_enqueued(3)  # wrong
 """
 WRONG = {number for number, line in enumerate(PROGRAM.splitlines(), 1) if line.endswith("# wrong")}
 

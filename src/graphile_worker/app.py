@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, Unpack
@@ -15,23 +12,20 @@ from graphile_worker.blocking import Blocking
 from graphile_worker.clients import DEFAULTS, Clients
 from graphile_worker.decorator import CronDecorator, TaskDecorator
 from graphile_worker.emitter import Events
-from graphile_worker.errors import ConfigurationError, InvalidJobError
-from graphile_worker.job import Job, JobSpec
+from graphile_worker.errors import ConfigurationError
 from graphile_worker.loader import load_cron_items
 from graphile_worker.middleware.base import check_middleware
 from graphile_worker.options import OnceOptions, RunOptions
+from graphile_worker.registry import Registry
 from graphile_worker.runner import run, run_once, wait_until_ended
 from graphile_worker.task_options import (
     JobOptions,
     OnInvalidPayload,
-    check_job_options,
     unknown_option,
-    with_timeout,
 )
-from graphile_worker.tasks import HandlerClass, Task, task_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager
 
     import asyncpg
@@ -40,9 +34,11 @@ if TYPE_CHECKING:
     from graphile_worker._db.connect import Connection
     from graphile_worker._runtime.handlers import Tasks
     from graphile_worker.client import WorkerUtils
+    from graphile_worker.job import Job, JobSpec
     from graphile_worker.logs import AnyLogger
     from graphile_worker.middleware import Middleware
     from graphile_worker.runner import Drained, Runner
+    from graphile_worker.tasks import HandlerClass, Task
 
     AnyTask: TypeAlias = Task[Any, Any, Any]
 
@@ -117,13 +113,13 @@ class App:
             "lifespan": None if lifespan is None else partial(lifespan, self),
             "events": self.events,
         }
-        self._tasks: dict[str, AnyTask] = {}
+        self._registry = Registry(self)
         self._blocking = Blocking()
-        self.task = TaskDecorator(self._declare)
+        self.task = TaskDecorator(self._registry.declare)
         self.cron = CronDecorator()
 
     def __repr__(self) -> str:
-        return f"App(tasks={list(self._tasks)!r})"
+        return f"App(tasks={list(self._registry.tasks)!r})"
 
     async def __aenter__(self) -> Self:
         return self
@@ -134,7 +130,7 @@ class App:
     @property
     def tasks(self) -> Mapping[str, AnyTask]:
         """The tasks by their identifiers. Their jobs go to this app, whoever else has included them."""
-        return MappingProxyType(self._tasks)
+        return MappingProxyType(self._registry.tasks)
 
     def include(self, *things: ModuleType | str | AnyTask | type[Any] | Iterable[Any]) -> None:
         """Add tasks that were declared without an app, by ``from graphile_worker import task``.
@@ -145,62 +141,7 @@ class App:
         Args:
             things: Modules or their names, tasks, classes, or lists of any of these.
         """
-        for thing in things:
-            if isinstance(thing, str):
-                thing = importlib.import_module(thing)  # noqa: PLW2901
-            if isinstance(thing, ModuleType):
-                self._include_module(thing)
-            elif (found := task_of(thing)) is not None:
-                self._include(found)
-            elif isinstance(thing, Iterable) and not isinstance(thing, type):
-                self.include(*thing)
-            else:
-                raise ConfigurationError(
-                    f"include takes tasks, modules that have some, and lists of them, not {thing!r}. A "
-                    "function becomes a task by @task."
-                )
-
-    def _include_module(self, module: ModuleType) -> None:
-        found = {id(task): task for thing in vars(module).values() if (task := task_of(thing)) is not None}
-        if not found:
-            raise ConfigurationError(
-                f"The module {module.__name__} has no tasks. Declare them by @task, from graphile_worker."
-            )
-        # It may have imported some of another app in order to add jobs.
-        ours = [task for task in found.values() if task.owner in {None, self}]
-        if not ours:
-            raise ConfigurationError(f"The tasks of the module {module.__name__} are all of another app.")
-        for task in ours:
-            self._include(task)
-
-    def _include(self, task: AnyTask) -> None:
-        if task.owner not in {None, self}:
-            raise ConfigurationError(
-                f"{task!r} was declared by another app, and belongs to that one. Declare what several "
-                "apps are to have by @task, from graphile_worker."
-            )
-        if task.owner is None and self._is_new(task):
-            task.attach(self)
-            self._tasks[task.identifier] = task.attached(self)
-
-    def _declare(self, task: AnyTask) -> None:
-        if self._is_new(task):
-            task.attach(self)
-            task.owner = self
-            self._tasks[task.identifier] = task
-
-    def _is_new(self, task: AnyTask) -> bool:
-        if not task.identifier:
-            raise ConfigurationError(
-                f'{task.function!r} has no name to call a task by. Give it one: @app.task("…").'
-            )
-        known = self._tasks.get(task.identifier)
-        if known is not None and known.binding is not task.binding:  # neither it nor its twin
-            raise ConfigurationError(
-                f"There are two tasks {task.identifier!r}: {_place(known)} and {_place(task)}. Give one of "
-                'them another name: @app.task("…").'
-            )
-        return known is None
+        self._registry.include(things)
 
     async def add_job(
         self,
@@ -225,13 +166,13 @@ class App:
         Raises:
             InvalidJobError: An argument is wrong; nothing was added.
         """
-        return await self.add_spec(self._spec(job, payload, options), connection=connection)
+        return await self.add_spec(self._registry.spec(job, payload, options), connection=connection)
 
     def add_job_sync(
         self, job: str | AnyTask | HandlerClass, payload: Any = None, **options: Unpack[JobOptions]
     ) -> Job:
         """The same for code without an event loop, in any thread: waits until the job is added."""
-        return self.blocking(self.add_spec(self._spec(job, payload, options)))
+        return self.blocking(self.add_spec(self._registry.spec(job, payload, options)))
 
     async def add_jobs(
         self, jobs: Iterable[JobSpec | HandlerClass], *, connection: Connection | None = None
@@ -243,7 +184,7 @@ class App:
                 that is a task. May be an iterator of any length.
             connection: A connection of the caller's: the jobs are added in its transaction.
         """
-        specs: Iterable[JobSpec] = map(self._spec_of, jobs)
+        specs: Iterable[JobSpec] = map(self._registry.spec_of, jobs)
         if isinstance(jobs, list | tuple):
             specs = list(specs)  # then it can be repeated if the server asks for that
         return await self.utils.add_jobs(specs, connection=connection)
@@ -266,29 +207,6 @@ class App:
         """The same for code without an event loop."""
         return self.blocking(self.cancel_job(job_id, reason))
 
-    def _spec_of(self, job: JobSpec | HandlerClass) -> JobSpec:
-        return job if isinstance(job, JobSpec) else self._spec(job, None, {})
-
-    def _spec(self, job: str | AnyTask | HandlerClass, payload: Any, options: JobOptions) -> JobSpec:
-        check_job_options("add_job", options)
-        if isinstance(job, Task):
-            job = job.identifier
-        if isinstance(job, str):
-            known = self._tasks.get(job)
-            if known is None:
-                return JobSpec(job, payload, **with_timeout(options))
-            return known.spec_for({} if payload is None else payload, options)
-        handler = next((task for task in self._tasks.values() if task.handler_class is type(job)), None)
-        if handler is None:
-            raise InvalidJobError(
-                f"{type(job).__name__} is no task of this app. Declare it: app.task({type(job).__name__})."
-            )
-        if payload is not None:
-            raise InvalidJobError(
-                f"A {type(job).__name__} is a payload itself; there cannot be another.", argument="payload"
-            )
-        return handler.make_spec((job,), {}, options)
-
     def configure(self, **settings: Any) -> None:
         """Say where the queue is, in a program that learns it after it has imported the app.
 
@@ -308,6 +226,23 @@ class App:
     def sets(self, setting: str) -> bool:
         """Whether the app itself says something about that setting of its connections."""
         return self._clients.sets(setting)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """How its connections are made, and what all its workers are given."""
+        return {**self._clients.settings, **self._of_workers}
+
+    @contextmanager
+    def lent(self, utils: WorkerUtils | None, **settings: Any) -> Iterator[None]:
+        """For a while use that one on this event loop, and these settings: for `graphile_worker.testing`."""
+        if settings:
+            self.close_sync()  # its connections are those that were said before
+        with self._clients.replaced(utils, settings):
+            try:
+                yield
+            finally:
+                if settings:
+                    self.close_sync()
 
     @property
     def utils(self) -> WorkerUtils:
@@ -331,6 +266,9 @@ class App:
 
         ``app.blocking(app.migrate())``, ``app.blocking(lambda: app.utils.stats())``.
         """
+        home = self._clients.home
+        if home is not None and home.is_running():
+            return self._blocking.run_on(home, work)
         return self._blocking.run(work)
 
     async def run(self, **options: Unpack[RunOptions]) -> None:
@@ -362,7 +300,7 @@ class App:
     async def run_once(self, **options: Unpack[OnceOptions]) -> Drained:
         """Run all jobs that can run now, and those that they add: see `graphile_worker.run_once`."""
         _check_options(options, OnceOptions)
-        return await run_once(self._served(), **self._clients.settings, **self._of_workers, **options)
+        return await run_once(self._served(), **self.settings, **options)
 
     @asynccontextmanager
     async def _worker(self, options: RunOptions) -> AsyncIterator[Runner]:
@@ -373,16 +311,16 @@ class App:
                 options.pop("crontab", None), options.pop("crontab_file", None), options.get("cron_items")
             ),
         ]
-        runner = await run(self._served(), **self._clients.settings, **self._of_workers, **options)
+        runner = await run(self._served(), **self.settings, **options)
         with self._clients.lent(runner.utils):  # no need for more connections
             yield runner
 
     def _served(self) -> Tasks:
-        if not self._tasks:
+        if not self._registry.tasks:
             raise ConfigurationError(
                 "The app has no tasks. Declare some by @app.task, or include a module that does."
             )
-        return self._tasks
+        return self._registry.tasks
 
 
 def _check_options(given: Iterable[str], known: type[OnceOptions | RunOptions]) -> None:
@@ -393,11 +331,3 @@ def _check_options(given: Iterable[str], known: type[OnceOptions | RunOptions]) 
             raise ConfigurationError(
                 f"A worker of an app takes no {name!r}. {unknown_option(name, known.__annotations__)}"
             )
-
-
-def _place(task: AnyTask) -> str:
-    code = getattr(task.function, "__code__", None)
-    name = getattr(task.function, "__qualname__", repr(task.function))
-    return (
-        name if code is None else f"{name} ({os.path.relpath(code.co_filename)}, line {code.co_firstlineno})"
-    )

@@ -78,12 +78,22 @@ class Blocking:
         finally:
             thread.leave()
 
+    def run_on(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        work: Coroutine[Any, Any, T] | Callable[[], Coroutine[Any, Any, T]],
+    ) -> T:
+        """The same on an event loop that somebody else runs, in another thread."""
+        try:
+            _refuse_event_loop()
+        except BaseException:
+            if inspect.iscoroutine(work):
+                work.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(_done(work), loop).result()
+
     def _enter(self) -> _Thread:
-        if asyncio._get_running_loop() is not None:  # noqa: SLF001 - the other one raises
-            raise ConfigurationError(
-                "This thread has an event loop, which would stand still meanwhile. Use the method without "
-                "_sync, with await."
-            )
+        _refuse_event_loop()
         with self._lock:
             if self._thread is None:
                 thread = _Thread()
@@ -98,6 +108,14 @@ class Blocking:
             ending, self._thread, self._at_exit = self._at_exit, None, None
         if ending is not None:
             ending()
+
+
+def _refuse_event_loop() -> None:
+    if asyncio._get_running_loop() is not None:  # noqa: SLF001 - the other one raises
+        raise ConfigurationError(
+            "This thread has an event loop, which would stand still meanwhile. Use the method without "
+            "_sync, with await."
+        )
 
 
 _ALL: weakref.WeakSet[Blocking] = weakref.WeakSet()

@@ -48,6 +48,8 @@ class Clients:
         self._process = os.getpid()
         self.everywhere: WorkerUtils | None = None
         """For all event loops, if it is not None."""
+        self.home: asyncio.AbstractEventLoop | None = None
+        """Where calls from threads without an event loop go, if not to one of their own."""
 
     def sets(self, setting: str) -> bool:
         """Whether it has another value than by default."""
@@ -96,6 +98,19 @@ class Clients:
         finally:
             if client.utils is utils and self._of_loops.get(loop) is client:
                 del self._of_loops[loop]
+
+    @contextmanager
+    def replaced(self, utils: WorkerUtils | None, settings: dict[str, Any]) -> Iterator[None]:
+        """For a while use that one on this event loop, if it is given, and these settings for others."""
+        loop = None if utils is None else asyncio.get_running_loop()
+        before = self.settings, self.home, self._of_loops
+        self.settings = {**self.settings, **settings}
+        self._of_loops = {} if loop is None or utils is None else {loop: _Client(utils, None)}
+        self.home = loop
+        try:
+            yield
+        finally:
+            self.settings, self.home, self._of_loops = before
 
     async def close(self) -> None:
         """Close that of this event loop."""

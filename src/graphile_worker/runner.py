@@ -153,12 +153,7 @@ async def run(
         >>> asyncio.run(main())
         Hello, Bobby Tables
     """
-    given = dict(locals())
-    tasks = _tasks_of(given.pop("tasks"), given.pop("task_directory"))
-    given["cron_items"] = load_cron_items(given.pop("crontab"), given.pop("crontab_file"), cron_items)
-    runner = Runner(tasks, WorkerOptions.of(**given))
-    await runner.start()
-    return runner
+    return await _started(dict(locals()))
 
 
 async def run_once(
@@ -211,12 +206,18 @@ async def run_once(
         [1, 2]
         Drained(done=1, failed=0)
     """
-    given = dict(locals())
-    tasks = _tasks_of(given.pop("tasks"), given.pop("task_directory"))
-    runner = Runner(tasks, WorkerOptions.of(**given, listen=False, once=True))
-    await runner.start()
+    runner = await _started({**locals(), "listen": False, "once": True})
     await wait_until_ended(runner, shutdown_grace)
     return runner.drained
+
+
+async def _started(given: dict[str, Any]) -> Runner:
+    tasks = _tasks_of(given.pop("tasks"), given.pop("task_directory"))
+    crontab, crontab_file = given.pop("crontab", None), given.pop("crontab_file", None)
+    given["cron_items"] = load_cron_items(crontab, crontab_file, given.pop("cron_items", None))
+    runner = Runner(tasks, WorkerOptions.of(**given))
+    await runner.start()
+    return runner
 
 
 async def wait_until_ended(runner: Runner, grace: Duration) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
+from graphile_worker.testing import Databases
 from support import node
 from support.waiting import until
 from support.workers import Heard, nothing, running
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
 
 VERSION = "0.18.0"
 TASK = "module.exports = async () => {};\n"
+
+
+@pytest.fixture(scope="session")
+def databases(graphile_worker_databases: Databases) -> Databases:
+    return graphile_worker_databases
 
 
 @asynccontextmanager

@@ -7,14 +7,21 @@ wrapped here in what our statements use of asyncpg's: `fetch`, `fetchrow`, `exec
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import asynccontextmanager, nullcontext
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
+from graphile_worker._db.connect import Pool
 from graphile_worker.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
     from graphile_worker._db.connect import Connection
 
 
@@ -29,3 +36,40 @@ def as_ours(connection: Any) -> Connection:
             "To use a pool, pass it as WorkerUtils(pool=...)."
         )
     return connection
+
+
+class OneConnection(Pool):
+    """A pool of one connection, the caller's: whatever asks this pool is a part of the caller's transaction.
+
+    Those who ask at once have it one after the other. Who has it already may ask again, as with a pool that
+    has more: then they, and the tasks that they start, take turns among themselves. What fails is rolled back
+    to where it began, so that the transaction can go on.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__(max_size=1)
+        self._connection = as_ours(connection)
+        self._turn = asyncio.Lock()
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """The connection."""
+        outer = _TURNS.get()
+        async with outer.get(self, self._turn):
+            _TURNS.set(MappingProxyType({**outer, self: asyncio.Lock()}))
+            try:
+                async with self._savepoint():
+                    yield self._connection
+            finally:
+                _TURNS.set(outer)
+
+    lend = dedicated = connection
+
+    def _savepoint(self) -> Any:
+        return self._connection.transaction() if self._connection.is_in_transaction() else nullcontext()
+
+    async def close(self) -> None:
+        """It stays the caller's."""
+
+
+_TURNS: ContextVar[Mapping[OneConnection, asyncio.Lock]] = ContextVar("turns", default=MappingProxyType({}))

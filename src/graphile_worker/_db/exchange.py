@@ -301,9 +301,15 @@ async def register_tasks(
     connection: Connection, schema: Schema, identifiers: Iterable[str]
 ) -> dict[int, str]:
     """The tasks by the ids that jobs refer to them with."""
-    statements, names = statements_for(schema, "exchange.sql"), list(identifiers)
-    await connection.execute(statements["register_tasks"], names)
-    return {row["id"]: row["identifier"] for row in await connection.fetch(statements["read_tasks"], names)}
+    names = list(identifiers)
+    await connection.execute(statements_for(schema, "exchange.sql")["register_tasks"], names)
+    return await read_tasks(connection, schema, names)
+
+
+async def read_tasks(connection: Connection, schema: Schema, identifiers: Iterable[str]) -> dict[int, str]:
+    """Those that are there already."""
+    statement = statements_for(schema, "exchange.sql")["read_tasks"]
+    return {row["id"]: row["identifier"] for row in await connection.fetch(statement, list(identifiers))}
 
 
 async def read_locked(

@@ -113,6 +113,12 @@ async def count_jobs(connection: Connection, schema: Schema) -> list[asyncpg.Rec
     return await connection.fetch(statements_for(schema, "jobs.sql")["count_jobs"])
 
 
+async def read_now(connection: Connection, schema: Schema) -> datetime:
+    """The database's time: in a transaction, when that began."""
+    now: datetime = await connection.fetchval(statements_for(schema, "jobs.sql")["read_now"])
+    return now
+
+
 def containing(text: str) -> str:
     """A pattern for texts that contain the text."""
     return "%" + text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"

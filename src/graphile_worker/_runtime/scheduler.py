@@ -13,7 +13,7 @@ from graphile_worker._db import crontabs as database
 from graphile_worker._db.crontabs import Due
 from graphile_worker._db.failures import is_about_data
 from graphile_worker._runtime.service import Service, pause_after
-from graphile_worker.errors import DatabaseError, GraphileWorkerError, JobError
+from graphile_worker.errors import DatabaseError, GraphileWorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -175,12 +175,16 @@ class Scheduler(Service):
             return await self._session.call(
                 lambda on: database.schedule(on, schema, chunk, self._around), attempts=1
             )
-        except GraphileWorkerError as error:
-            if not isinstance(error, JobError) and not is_about_data(error.__cause__):
+        except Exception as error:
+            if isinstance(error, DatabaseError) and not is_about_data(error.__cause__):
                 raise
             apart = _by_item(chunk)
-            if len(apart) == 1:  # it will not get better, and the other items are not to suffer from it
-                self.logger.error("No job of the cron item %r is added: %s", chunk[0].identifier, error)  # noqa: TRY400
+            if len(apart) == 1:  # refused, perhaps by middleware: the other items are not to suffer from it
+                self.logger.error(  # noqa: TRY400
+                    "No job of the cron item %r is added: %s",
+                    *(chunk[0].identifier, error),
+                    exc_info=None if isinstance(error, GraphileWorkerError) else error,
+                )
                 return []
         return [due for one in apart for due in await self._add(one)]
 

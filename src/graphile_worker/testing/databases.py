@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import secrets
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from graphile_worker._db.connect import connect
 from graphile_worker._db.databases import create_database, drop_database, dsn_of
@@ -14,7 +16,9 @@ from graphile_worker._db.migrate import migrate
 from graphile_worker.client import find_schema
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+
+T = TypeVar("T")
 
 
 class Databases:
@@ -35,6 +39,10 @@ class Databases:
         ...         ...  # add jobs, run workers
         ...     await databases.close()
         >>> asyncio.run(main())
+
+    In code without an event loop:
+        >>> with Databases(dsn) as databases, databases.fresh_sync() as fresh_dsn:
+        ...     pass
     """
 
     def __init__(self, server_dsn: str, *, schema: str | None = None) -> None:
@@ -43,6 +51,12 @@ class Databases:
         self._numbers = itertools.count(1)
         self._template: str | None = None
         self._schema = find_schema(schema)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        _apart(self.close())
 
     @asynccontextmanager
     async def fresh(self, *, empty: bool = False) -> AsyncIterator[str]:
@@ -54,17 +68,22 @@ class Databases:
         Raises:
             AssertionError: At the end, connections to the database were still open.
         """
-        name = f"{self._prefix}_{next(self._numbers)}"
-        template = "template0" if empty else await self._ensure_template()
-        async with connect(self._server_dsn) as connection:
-            await create_database(connection, name, template=template)
+        name = await self._create(empty=empty)
         try:
             yield dsn_of(self._server_dsn, name)
         finally:
-            async with connect(self._server_dsn) as connection:
-                leaked = await drop_database(connection, name)
-        if leaked:
-            raise AssertionError("Connections were left open:\n" + "\n".join(leaked))
+            leaked = await self._drop(name)
+        _complain(leaked)
+
+    @contextmanager
+    def fresh_sync(self, *, empty: bool = False) -> Iterator[str]:
+        """The same for code without an event loop, or outside of the one that runs."""
+        name = _apart(self._create(empty=empty))
+        try:
+            yield dsn_of(self._server_dsn, name)
+        finally:
+            leaked = _apart(self._drop(name))
+        _complain(leaked)
 
     async def close(self) -> None:
         """Drop the template."""
@@ -72,6 +91,17 @@ class Databases:
             async with connect(self._server_dsn) as connection:
                 await drop_database(connection, self._template)
             self._template = None
+
+    async def _create(self, *, empty: bool) -> str:
+        name = f"{self._prefix}_{next(self._numbers)}"
+        template = "template0" if empty else await self._ensure_template()
+        async with connect(self._server_dsn) as connection:
+            await create_database(connection, name, template=template)
+        return name
+
+    async def _drop(self, name: str) -> Sequence[str]:
+        async with connect(self._server_dsn) as connection:
+            return await drop_database(connection, name)
 
     async def _ensure_template(self) -> str:
         if self._template is not None:
@@ -87,3 +117,14 @@ class Databases:
             async with connect(self._server_dsn) as connection:
                 await drop_database(connection, name)
         return self._template
+
+
+def _complain(leaked: Sequence[str]) -> None:
+    if leaked:
+        raise AssertionError("Connections were left open:\n" + "\n".join(leaked))
+
+
+def _apart(work: Coroutine[Any, Any, T]) -> T:
+    """What it comes to, on a thread with an event loop of its own: that of the test is left alone."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()

@@ -179,3 +179,6 @@ from (
 ) as counted
 left join {schema}._private_tasks as task on task.id = counted.task_id
 order by task.identifier;
+
+-- name: read_now
+select now();

@@ -1,0 +1,122 @@
+"""Which tasks an app has, and what jobs of theirs are to look like."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from graphile_worker.errors import ConfigurationError, InvalidJobError
+from graphile_worker.job import JobSpec
+from graphile_worker.task_options import JobOptions, check_job_options, with_timeout
+from graphile_worker.tasks import HandlerClass, Queue, Task, task_of
+
+if TYPE_CHECKING:
+    AnyTask: TypeAlias = Task[Any, Any, Any]
+
+
+class Registry:
+    """The tasks of a queue, by their identifiers.
+
+    Args:
+        queue: Where their jobs go.
+    """
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self.tasks: dict[str, AnyTask] = {}
+
+    def include(self, things: Iterable[Any]) -> None:
+        """Add what was declared elsewhere: tasks, modules or their names, lists of any of these."""
+        for thing in things:
+            if isinstance(thing, str):
+                thing = importlib.import_module(thing)  # noqa: PLW2901
+            if isinstance(thing, ModuleType):
+                self._include_module(thing)
+            elif (found := task_of(thing)) is not None:
+                self._include(found)
+            elif isinstance(thing, Iterable) and not isinstance(thing, type):
+                self.include(thing)
+            else:
+                raise ConfigurationError(
+                    f"include takes tasks, modules that have some, and lists of them, not {thing!r}. A "
+                    "function becomes a task by @task."
+                )
+
+    def _include_module(self, module: ModuleType) -> None:
+        found = {id(task): task for thing in vars(module).values() if (task := task_of(thing)) is not None}
+        if not found:
+            raise ConfigurationError(
+                f"The module {module.__name__} has no tasks. Declare them by @task, from graphile_worker."
+            )
+        # It may have imported some of another app in order to add jobs.
+        ours = [task for task in found.values() if task.owner in {None, self._queue}]
+        if not ours:
+            raise ConfigurationError(f"The tasks of the module {module.__name__} are all of another app.")
+        for task in ours:
+            self._include(task)
+
+    def _include(self, task: AnyTask) -> None:
+        if task.owner not in {None, self._queue}:
+            raise ConfigurationError(
+                f"{task!r} was declared by another app, and belongs to that one. Declare what several "
+                "apps are to have by @task, from graphile_worker."
+            )
+        if task.owner is None and self._is_new(task):
+            task.attach(self._queue)
+            self.tasks[task.identifier] = task.attached(self._queue)
+
+    def declare(self, task: AnyTask) -> None:
+        """Add one that is declared here, and belongs here."""
+        if self._is_new(task):
+            task.attach(self._queue)
+            task.owner = self._queue
+            self.tasks[task.identifier] = task
+
+    def _is_new(self, task: AnyTask) -> bool:
+        if not task.identifier:
+            raise ConfigurationError(
+                f'{task.function!r} has no name to call a task by. Give it one: @app.task("…").'
+            )
+        known = self.tasks.get(task.identifier)
+        if known is not None and known.binding is not task.binding:  # neither it nor its twin
+            raise ConfigurationError(
+                f"There are two tasks {task.identifier!r}: {_place(known)} and {_place(task)}. Give one of "
+                'them another name: @app.task("…").'
+            )
+        return known is None
+
+    def spec_of(self, job: JobSpec | HandlerClass) -> JobSpec:
+        """The spec of a job that is one, or an instance of a class that is a task."""
+        return job if isinstance(job, JobSpec) else self.spec(job, None, {})
+
+    def spec(self, job: str | AnyTask | HandlerClass, payload: Any, options: JobOptions) -> JobSpec:
+        """The spec of a job by the name of its task; checked, if the task is here."""
+        check_job_options("add_job", options)
+        if isinstance(job, Task):
+            job = job.identifier
+        if isinstance(job, str):
+            known = self.tasks.get(job)
+            if known is None:
+                return JobSpec(job, payload, **with_timeout(options))
+            return known.spec_for({} if payload is None else payload, options)
+        handler = next((task for task in self.tasks.values() if task.handler_class is type(job)), None)
+        if handler is None:
+            raise InvalidJobError(
+                f"{type(job).__name__} is no task of this app. Declare it: app.task({type(job).__name__})."
+            )
+        if payload is not None:
+            raise InvalidJobError(
+                f"A {type(job).__name__} is a payload itself; there cannot be another.", argument="payload"
+            )
+        return handler.make_spec((job,), {}, options)
+
+
+def _place(task: AnyTask) -> str:
+    code = getattr(task.function, "__code__", None)
+    name = getattr(task.function, "__qualname__", repr(task.function))
+    return (
+        name if code is None else f"{name} ({os.path.relpath(code.co_filename)}, line {code.co_firstlineno})"
+    )

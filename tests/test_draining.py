@@ -1,0 +1,598 @@
+"""`drain` runs what is due as a worker would, also inside of a transaction that is never committed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from graphile_worker import (
+    App,
+    Cancel,
+    ConfigurationError,
+    DatabaseError,
+    Fail,
+    InvalidJobError,
+    Job,
+    JobContext,
+    JobSpec,
+    Retry,
+    Snooze,
+    TaskTimeoutError,
+    WorkerUtils,
+)
+from graphile_worker.testing import Clock, Databases, Summary, drain, enqueued, using
+from support import computing
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="session")
+def databases(graphile_worker_databases: Databases) -> Databases:
+    return graphile_worker_databases
+
+
+@pytest.fixture
+async def transaction(db: asyncpg.Connection) -> AsyncIterator[asyncpg.Connection]:
+    """A connection in a transaction that is rolled back."""
+    transaction = db.transaction()
+    await transaction.start()
+    yield db
+    await transaction.rollback()
+
+
+async def jobs_seen_by_others(dsn: str) -> list[Job]:
+    async with WorkerUtils(dsn=dsn) as utils:
+        return await utils.list_jobs()
+
+
+def make_app(dsn: str | None = None, **options: Any) -> tuple[App, list[Any]]:
+    """An app whose task notes what it was called with, and comes to what it is told to."""
+    app, said = App(dsn, **options), []
+
+    @app.task
+    async def act(what: str = "done", n: int = 0) -> None:
+        said.append((what, n) if n else what)
+        match what:
+            case "raise":
+                raise ValueError("no")
+            case "fail":
+                raise Fail("never")
+            case "retry":
+                raise Retry(after=60)
+            case "snooze":
+                raise Snooze(300, "not yet")
+            case "cancel":
+                raise Cancel("not wanted")
+
+    return app, said
+
+
+async def test_it_runs_what_is_due_and_says_what_became_of_it(database: str) -> None:
+    app, said = make_app(database)
+    act = app.tasks["act"]
+    async with app:
+        whats = ["done", "raise", "fail", "retry", "snooze", "cancel", "done"]
+        await act.enqueue_many([{"what": what} for what in whats])
+        await act.using(run_at=timedelta(hours=1)).enqueue("later")
+        summary = await drain(app)
+        assert summary == Summary(done=2, failed=3, snoozed=1, cancelled=1)
+        assert [type(error) for error in summary.errors] == [ValueError, Fail, Retry]
+        assert said == whats
+        assert await drain(app) == Summary()
+        states = {job.payload["what"]: (job.state, job.attempts) for job in await app.utils.list_jobs()}
+    assert states == {
+        "raise": ("scheduled", 1),
+        "fail": ("failed", 25),
+        "retry": ("scheduled", 1),
+        "snooze": ("scheduled", 0),
+        "cancel": ("failed", 25),
+        "later": ("scheduled", 0),
+    }
+
+
+async def test_jobs_that_jobs_add_run_too_and_other_tasks_do_not(database: str) -> None:
+    said: list[object] = []
+
+    async def parent(payload: dict[str, int], ctx: JobContext) -> None:
+        said.append(payload["n"])
+        if payload["n"]:
+            await ctx.add_job("parent", {"n": payload["n"] - 1})
+        await ctx.add_jobs([JobSpec("elsewhere")])
+
+    async with WorkerUtils(database) as utils:
+        await utils.add_job("parent", {"n": 2})
+        assert await drain({"parent": parent}, dsn=database) == Summary(done=3)
+        assert said == [2, 1, 0]
+        assert len(await enqueued(utils, "elsewhere")) == 3
+
+
+async def test_by_priority_and_time_and_of_a_queue_one_after_the_other(database: str) -> None:
+    app, said = make_app(database)
+    act = app.tasks["act"]
+    async with app:
+        places: list[dict[str, Any]] = [
+            {"queue_name": "q"},
+            {"queue_name": "q", "priority": -1},
+            {"priority": -2},
+        ]
+        for n, options in enumerate(places, 1):
+            await act.using(**options).enqueue("done", n)
+        await act.using(queue_name="q", run_at=timedelta(seconds=-5)).enqueue("done", 4)
+        assert (await drain(app)).done == 4
+        assert [n for _, n in said] == [3, 2, 4, 1]
+
+
+async def test_a_failure_is_raised_if_asked_and_recorded_before(database: str) -> None:
+    error = ValueError("the very same")
+
+    async def broken(_payload: object) -> None:
+        raise error
+
+    async with WorkerUtils(database) as utils:
+        await utils.add_jobs([JobSpec("broken"), JobSpec("broken")])
+        with pytest.raises(ValueError, match="the very same") as raised:
+            await drain({"broken": broken}, dsn=database, raise_errors=True)
+        assert raised.value is error
+        first, second = await utils.list_jobs()
+    assert (first.last_error, first.attempts, first.locked_by) == ("the very same", 1, None)
+    assert (second.last_error, second.attempts, second.locked_by) == (None, 0, None)
+
+
+async def test_what_is_no_failure_is_not_raised(database: str) -> None:
+    app, _ = make_app(database)
+    async with app:
+        await app.tasks["act"].enqueue_many([{"what": "snooze"}, {"what": "cancel"}])
+        assert await drain(app, raise_errors=True) == Summary(snoozed=1, cancelled=1)
+
+
+async def test_a_task_that_adds_itself_does_not_go_on_for_ever(database: str) -> None:
+    app = App(database)
+    ran = []
+
+    @app.task
+    async def again() -> None:
+        ran.append(1)
+        await again.enqueue()
+
+    async with app:
+        await again.enqueue()
+        with pytest.raises(AssertionError, match=r"5 jobs ran, and there are more that are due: .* 'again'"):
+            await drain(app, limit=5)
+        assert len(ran) == 5
+        [left] = await enqueued(again)
+        assert (left.attempts, left.locked_by) == (0, None)
+
+
+async def test_threads_timeouts_batches_keys_and_payloads_that_do_not_fit(database: str) -> None:
+    app = App(database)
+    ran: list[Any] = []
+
+    @app.task
+    def on_thread(ctx: JobContext, n: int) -> None:
+        ran.append((n, threading.current_thread() is threading.main_thread()))
+        ctx.blocking(ctx.add_job("index", [f"from {n}"]))
+
+    @app.task(timeout=0.01)
+    async def slow() -> None:
+        await asyncio.Event().wait()
+
+    @app.task(batch=True, job_key="index")
+    async def index(words: list[str]) -> list[Exception | None]:
+        ran.append(words)
+        return [None if word.startswith("from") else ValueError(word) for word in words]
+
+    async with app:
+        await on_thread.enqueue(1)
+        await on_thread.enqueue(2)
+        await index.using(priority=1).enqueue(["bad"])
+        await slow.enqueue()
+        await app.utils.add_job("on_thread", {"n": "one"})
+        summary = await drain(app)
+        assert (summary.done, summary.failed) == (2, 3)
+        assert sorted(type(error).__name__ for error in summary.errors) == [
+            *("BatchError", "InvalidPayloadError", "TaskTimeoutError")
+        ]
+        assert TaskTimeoutError in map(type, summary.errors)
+        assert ran == [(1, False), (2, False), ["bad", "from 1", "from 2"]]
+        [left] = await enqueued(index)
+        assert left.payload == ["bad"]
+
+
+async def test_the_lifespan_is_opened_and_closed(database: str) -> None:
+    said = []
+
+    @asynccontextmanager
+    async def lifespan(_app: App) -> AsyncIterator[str]:
+        said.append("opened")
+        yield "state"
+        said.append("closed")
+
+    app = App(database, lifespan=lifespan)
+
+    @app.task
+    async def note(ctx: JobContext[str]) -> None:
+        said.append(ctx.state)
+
+    async with app:
+        await note.enqueue()
+        await drain(app)
+    assert said == ["opened", "state", "closed"]
+
+
+async def test_events_and_logs_are_those_of_a_worker(database: str, caplog: pytest.LogCaptureFixture) -> None:
+    app, _ = make_app(database)
+    heard = []
+    app.events.on("*", lambda event: heard.append(event.name))
+    caplog.set_level(logging.INFO, logger="graphile_worker")
+    async with app:
+        await app.tasks["act"].enqueue_many([{}, {"what": "fail"}])
+        await drain(app)
+        await drain(app)
+    assert heard == [
+        *("job:start", "job:success", "job:complete"),
+        *("job:start", "job:error", "job:failed", "job:complete"),
+    ]
+    assert [record.levelname for record in caplog.records] == ["INFO", "ERROR"]
+
+
+async def test_two_at_once_share_the_work(database: str) -> None:
+    app, said = make_app(database)
+    async with app:
+        await app.tasks["act"].enqueue_many([{"n": n} for n in range(1, 41)])
+        one, other = await asyncio.gather(drain(app), drain(app))
+        assert one.done + other.done == 40
+        assert len(set(said)) == len(said) == 40
+        assert await enqueued(app) == []
+
+
+async def test_who_stops_waiting_interrupts_the_job_which_is_given_back(database: str) -> None:
+    app, began = App(database), asyncio.Event()
+
+    @app.task
+    async def endless() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    async with app:
+        await endless.enqueue()
+        draining = asyncio.create_task(drain(app))
+        await began.wait()
+        draining.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await draining
+        [job] = await enqueued(endless)
+        assert (job.attempts, job.locked_by) == (0, None)
+
+
+async def test_what_cannot_be_stored_of_an_error_is_left_out(database: str) -> None:
+    async def odd(_payload: object) -> None:
+        raise Retry(at=datetime.max.replace(tzinfo=UTC))
+
+    async with WorkerUtils(database) as utils:
+        await utils.add_job("odd")
+        assert (await drain({"odd": odd}, dsn=database)).failed == 1
+        [job] = await utils.list_jobs()
+        assert job.locked_by is None
+
+
+async def test_a_result_that_somebodys_transaction_does_not_let_us_record(
+    database: str, db: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graphile_worker.testing.hands._BUSY", 0.05)
+    transaction = db.transaction()
+
+    async def locked(_payload: object) -> None:
+        await transaction.start()
+        await db.execute("select from graphile_worker._private_jobs for update")
+
+    async with WorkerUtils(database) as utils:
+        await utils.add_job("locked")
+    with pytest.raises(DatabaseError, match="What became of job 1 cannot be recorded: a transaction has"):
+        await drain({"locked": locked}, dsn=database)
+    await transaction.rollback()
+
+
+async def test_with_one_connection_in_the_pool(database: str) -> None:
+    app = App(database, max_pool_size=1)
+
+    @app.task
+    async def busy(ctx: JobContext, n: int) -> None:
+        if n:
+            await asyncio.gather(busy.enqueue(n - 1), ctx.query("select 1"))
+
+    async with app:
+        await busy.enqueue(2)
+        assert (await drain(app)).done == 3
+
+
+async def test_arguments_that_contradict_each_other(database: str, db: asyncpg.Connection) -> None:
+    app, _ = make_app(database)
+    with pytest.raises(ConfigurationError, match="An app knows where its jobs are"):
+        await drain(app, dsn=database)
+    with pytest.raises(ConfigurationError, match="dsn or connection"):
+        await drain({"act": print}, dsn=database, connection=db)
+    with pytest.raises(ConfigurationError, match="dsn or connection"):
+        using(app, dsn=database, connection=db)
+    with pytest.raises(ConfigurationError, match="not a str"):
+        await drain({"act": print}, connection=database)  # type: ignore[arg-type]
+
+
+class TestInATransaction:
+    async def test_nothing_is_committed(self, transaction: asyncpg.Connection, database: str) -> None:
+        app, said = make_app()
+        act = app.tasks["act"].using(connection=transaction)
+        for what in ("done", "raise", "snooze", "fail"):
+            await act.enqueue(what)
+        await app.tasks["act"].using(connection=transaction, queue_name="q").enqueue("done", 2)
+        summary = await drain(app, connection=transaction)
+        assert summary == Summary(done=2, failed=2, snoozed=1)
+        assert said == ["done", "raise", "snooze", "fail", ("done", 2)]
+        assert await jobs_seen_by_others(database) == []
+        assert len(await enqueued(transaction)) == 2
+        assert await drain(app, connection=transaction) == Summary()
+
+    async def test_no_other_connection_is_used(
+        self, transaction: asyncpg.Connection, database: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        app = App(database)
+        seen: list[Any] = []
+
+        @app.task
+        async def parent(ctx: JobContext) -> None:
+            seen.append((await ctx.query("select count(*) from things"))[0]["count"])
+            async with ctx.connection() as connection:
+                assert connection is transaction
+                await ctx.add_job("child", {"way": "inside"})  # as with a pool that has more connections
+                await asyncio.gather(*(child.enqueue(f"gathered {n}") for n in range(2)))
+            await child.enqueue("enqueue")
+            await app.add_jobs([child.spec("spec")])
+            await ctx.utils.add_job("child", {"way": "utils"})
+
+        @app.task
+        async def child(way: str) -> None:
+            seen.append(way)
+
+        @app.task
+        def on_thread(ctx: JobContext) -> None:
+            ctx.blocking(ctx.add_job("child", {"way": "blocking"}))
+            child.enqueue_sync("enqueue_sync")
+
+        async def refused(*_args: Any, **_kwargs: Any) -> None:
+            raise AssertionError("another connection")
+
+        monkeypatch.setattr(asyncpg, "connect", refused)
+        await transaction.execute("create table things (); insert into things default values")
+        await parent.using(connection=transaction).enqueue()
+        await on_thread.using(connection=transaction).enqueue()
+        assert await drain(app, connection=transaction, raise_errors=True) == Summary(done=10)
+        ways = ["inside", "gathered 0", "gathered 1", "enqueue", "spec", "utils", "blocking", "enqueue_sync"]
+        assert seen == [1, *ways]
+
+    async def test_jobs_of_a_task_that_is_new_in_it_have_their_place(
+        self, transaction: asyncpg.Connection
+    ) -> None:
+        app = App()
+        said: list[object] = []
+
+        @app.task
+        async def parent(n: int) -> None:
+            said.append(n)
+            if n == 1:
+                await urgent.enqueue()
+
+        @app.task(priority=-1)
+        async def urgent() -> None:
+            said.append("urgent")
+
+        async with using(app, connection=transaction):
+            await parent.enqueue_many([{"n": 1}, {"n": 2}])
+            await drain(app)
+        assert said == [1, "urgent", 2]
+
+    async def test_a_task_in_a_process(self, transaction: asyncpg.Connection, tmp_path: Path) -> None:
+        app = App()
+        app.include(computing.tell)
+        async with using(app, connection=transaction):
+            await computing.tell.enqueue(str(tmp_path / "told"))
+            assert await drain(app, raise_errors=True) == Summary(done=1)
+        process, parent, _ = (tmp_path / "told").read_text().split()
+        assert int(process) != int(parent) == os.getpid()
+
+    async def test_what_fails_in_a_task_does_not_end_the_transaction(
+        self, transaction: asyncpg.Connection
+    ) -> None:
+        async def broken(payload: str, ctx: JobContext) -> None:
+            if payload == "query":
+                await ctx.query("select 1 / 0")
+            elif payload == "connection":
+                async with ctx.connection() as connection:
+                    await connection.execute("nonsense")
+            else:
+                await ctx.add_job("", {})
+
+        async with WorkerUtils() as utils:
+            for payload in ("query", "connection", "add"):
+                await utils.add_job("broken", payload, connection=transaction)
+        summary = await drain({"broken": broken}, connection=transaction)
+        assert (summary.failed, await transaction.fetchval("select 1")) == (3, 1)
+
+    async def test_a_timeout_in_the_middle_of_a_statement_does_not_either(
+        self, transaction: asyncpg.Connection
+    ) -> None:
+        app = App()
+
+        @app.task(timeout=0.05)
+        async def slow(ctx: JobContext) -> None:
+            await ctx.query("select pg_sleep(60)")
+
+        await slow.using(connection=transaction).enqueue()
+        summary = await drain(app, connection=transaction)
+        assert [type(error) for error in summary.errors] == [TaskTimeoutError]
+        assert await transaction.fetchval("select 1") == 1
+
+    async def test_two_transactions_do_not_see_each_other(
+        self, transaction: asyncpg.Connection, database: str
+    ) -> None:
+        app, said = make_app()
+        other = await asyncpg.connect(database)
+        async with other.transaction():
+            await app.tasks["act"].using(connection=transaction).enqueue("done", 1)
+            assert await drain({"act": app.tasks["act"]}, connection=other) == Summary()
+            assert await drain({"act": app.tasks["act"]}, connection=transaction) == Summary(done=1)
+        await other.close()
+        assert said == [("done", 1)]
+
+    async def test_jobs_that_another_transaction_has_taken_are_left_to_it(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        app, said = make_app(database)
+        async with app:
+            await app.tasks["act"].enqueue()
+        other = await asyncpg.connect(database)
+        async with db.transaction():
+            async with other.transaction():
+                await other.execute("select from graphile_worker._private_jobs for update")
+                assert await drain(app, connection=db) == Summary()
+            assert await drain(app, connection=db) == Summary(done=1)
+        await other.close()
+        assert said == ["done"]
+
+    async def test_outside_of_a_transaction_each_step_is_committed(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        app, _ = make_app()
+        await app.tasks["act"].using(connection=db).enqueue("snooze")
+        assert await drain(app, connection=db) == Summary(snoozed=1)
+        [job] = await jobs_seen_by_others(database)
+        assert job.last_error == "Snoozed for 300 s: not yet"
+
+    async def test_workers_of_the_app_are_refused_meanwhile(self, transaction: asyncpg.Connection) -> None:
+        app, _ = make_app()
+        async with using(app, connection=transaction):
+            with pytest.raises(ConfigurationError, match="OneConnection"):
+                await app.run_once()
+            with pytest.raises(ConfigurationError):
+                async with app.running():
+                    pass
+
+
+class TestAClock:
+    async def test_jobs_are_due_when_it_says_so(self, database: str) -> None:
+        app, said = make_app(database)
+        clock = Clock()
+        async with app, using(app, clock=clock):
+            await app.tasks["act"].using(run_at=timedelta(hours=2)).enqueue()
+            clock.move(hours=2, seconds=-1)
+            assert await drain(app) == Summary()
+            clock.move(timedelta(seconds=1))
+            assert await drain(app) == Summary(done=1)
+            assert said == ["done"]
+
+    @pytest.mark.parametrize("years", [-10, 0, 10])
+    @pytest.mark.parametrize("in_transaction", [True, False])
+    async def test_retries_and_snoozes_are_counted_from_it(
+        self, db: asyncpg.Connection, years: int, in_transaction: bool
+    ) -> None:
+        app, said = make_app()
+        clock = Clock(datetime.now(UTC) + timedelta(days=365 * years))
+        act = app.tasks["act"]
+        transaction = db.transaction()
+        if in_transaction:
+            await transaction.start()
+        async with using(app, connection=db, clock=clock):
+            for what, wait in (("raise", 2.718282), ("snooze", 300.0), ("retry", 60.0)):
+                await act.enqueue(what)
+                await drain(app)
+                [job] = await enqueued(app)
+                due = clock.now() + timedelta(seconds=wait)
+                assert abs((job.run_at - due).total_seconds()) < 0.000_01, what
+                clock.move_to(job.run_at - timedelta(microseconds=1))
+                assert await drain(app) == Summary()
+                clock.move(timedelta(microseconds=1))
+                summary = await drain(app)
+                assert (summary.failed or summary.snoozed, len(said)) == (1, 2)
+                if what == "snooze":
+                    assert job.last_error == "Snoozed for 300 s: not yet"
+                await app.utils.complete_jobs([job.id])
+                said.clear()
+        if in_transaction:
+            await transaction.rollback()
+
+    async def test_a_retry_at_a_moment(self, db: asyncpg.Connection) -> None:
+        clock, at = Clock(datetime(2040, 1, 1, tzinfo=UTC)), datetime(2040, 1, 2, tzinfo=UTC)
+
+        async def later(_payload: object) -> None:
+            if clock.now() < at:
+                raise Retry(at=at)
+
+        async with WorkerUtils() as utils:
+            await utils.add_job("later", connection=db)
+        await drain({"later": later}, connection=db, clock=clock)
+        assert [job.run_at for job in await enqueued(db)] == [at]
+        clock.move(days=1)
+        assert await drain({"later": later}, connection=db, clock=clock) == Summary(done=1)
+
+    async def test_it_is_what_tasks_see(self, database: str) -> None:
+        app, seen = App(database), []
+        clock = Clock(datetime(2040, 1, 1, tzinfo=UTC))
+
+        @app.task
+        async def look(ctx: JobContext, n: int = 1) -> None:
+            seen.append(ctx.now())
+            if n:
+                await ctx.utils.reschedule_jobs(
+                    [(await ctx.add_job("look", {"n": 0})).id], run_at=timedelta(hours=1)
+                )
+
+        async with app, using(app, clock=clock):
+            await look.enqueue()
+            assert (await drain(app)).done == 1
+            clock.move(hours=1)
+            assert (await drain(app)).done == 1
+        assert seen == [datetime(2040, 1, 1, tzinfo=UTC), datetime(2040, 1, 1, 1, tzinfo=UTC)]
+
+    async def test_a_batch_that_failed_in_part_and_one_that_failed_for_good(self, database: str) -> None:
+        app, clock = App(database), Clock()
+
+        @app.task(batch=True)
+        async def index(words: list[str]) -> list[Exception | None]:
+            return [ValueError(word) if word == "bad" else None for word in words]
+
+        @app.task
+        async def fail() -> None:
+            raise Fail("never")
+
+        async with app, using(app, clock=clock):
+            await index.enqueue(["good", "bad"])
+            await fail.enqueue()
+            await drain(app)
+            [left] = await enqueued(app)
+            assert left.payload == ["bad"]
+            clock.move(days=1)
+            assert await drain(app) == Summary(failed=1)
+
+    def test_it_stands_still_and_needs_a_time_zone(self) -> None:
+        clock = Clock(datetime(2030, 1, 1, tzinfo=UTC))
+        assert clock.now() == clock.now() == datetime(2030, 1, 1, tzinfo=UTC)
+        assert clock.move_to(datetime(2030, 1, 2, tzinfo=UTC)) == clock.now()
+        assert repr(clock) == "Clock(2030-01-02 00:00:00+00:00)"
+        with pytest.raises(InvalidJobError, match="has no time zone"):
+            Clock(datetime(2030, 1, 1))  # noqa: DTZ001
+
+
+async def test_an_app_that_uses_local_time(database: str) -> None:
+    app, said = make_app(database, use_local_time=True)
+    async with app:
+        await app.tasks["act"].enqueue()
+        assert await drain(app) == Summary(done=1)
+    assert said == ["done"]

@@ -1,0 +1,168 @@
+"""The fixtures for pytest, in a project of somebody else's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+APP = """
+    from graphile_worker import App
+
+    app, said = App(), []
+
+    @app.task
+    async def hello(name: str) -> None:
+        said.append(name)
+"""
+STRICT = ("-W", "error", "--strict-markers", "--strict-config", "-p", "no:cacheprovider")
+
+
+@pytest.fixture(autouse=True)
+def project(pytester: pytest.Pytester, graphile_worker_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One server for all of them."""
+    monkeypatch.setenv("TEST_DATABASE_URL", graphile_worker_server)
+    pytester.makepyfile(shop=APP)
+    pytester.makeini("[pytest]\n")
+
+
+def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    return pytester.runpytest_subprocess(*STRICT, "-p", "no:hypothesispytest", *arguments, timeout=60)
+
+
+def test_sync_tests_with_neither_pytest_asyncio_nor_anyio(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        import pytest
+        from shop import app, hello, said
+        from graphile_worker.testing import Summary, assert_enqueued, drain, using
+
+        @pytest.fixture
+        def queue(graphile_worker_dsn):
+            with using(app, dsn=graphile_worker_dsn):
+                yield app
+
+        @pytest.mark.parametrize("name", ["Ann", "Bob"])
+        def test_it(queue, name):
+            hello.enqueue_sync(name=name)
+            queue.blocking(lambda: assert_enqueued(hello, name=name))
+            assert queue.blocking(lambda: drain(queue)) == Summary(done=1)
+            assert said[-1] == name
+    """)
+    run(pytester, "-p", "no:asyncio", "-p", "no:anyio").assert_outcomes(passed=2)
+
+
+@pytest.mark.parametrize("mode", ["auto", "strict"])
+def test_with_pytest_asyncio(pytester: pytest.Pytester, mode: str) -> None:
+    pytester.makepyfile("""
+        import pytest
+        import pytest_asyncio
+        from shop import app, hello
+        from graphile_worker.testing import Summary, drain, using
+
+        @pytest_asyncio.fixture
+        async def queue(graphile_worker_dsn):
+            async with using(app, dsn=graphile_worker_dsn):
+                yield app
+
+        @pytest.mark.asyncio
+        @pytest.mark.parametrize("name", ["Ann", "Bob"])
+        async def test_it(queue, name):
+            await hello.enqueue(name=name)
+            assert await drain(queue) == Summary(done=1)
+
+        @pytest.mark.asyncio
+        async def test_the_string_alone(graphile_worker_dsn):
+            assert await drain({"hello": print}, dsn=graphile_worker_dsn) == Summary()
+    """)
+    settings = ("-o", f"asyncio_mode={mode}", "-o", "asyncio_default_fixture_loop_scope=function")
+    run(pytester, "-p", "no:anyio", *settings).assert_outcomes(passed=3)
+
+
+def test_with_anyio(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        import pytest
+        from shop import app, hello
+        from graphile_worker.testing import Summary, drain, using
+
+        pytestmark = pytest.mark.anyio
+
+        @pytest.fixture
+        def anyio_backend():
+            return "asyncio"
+
+        @pytest.fixture
+        async def queue(graphile_worker_dsn, anyio_backend):
+            async with using(app, dsn=graphile_worker_dsn):
+                yield app
+
+        @pytest.mark.parametrize("name", ["Ann", "Bob"])
+        async def test_it(queue, name):
+            await hello.enqueue(name=name)
+            assert await drain(queue) == Summary(done=1)
+    """)
+    run(pytester, "-p", "no:asyncio").assert_outcomes(passed=2)
+
+
+def test_another_server(
+    pytester: pytest.Pytester, graphile_worker_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_DATABASE_URL", "postgresql://nobody@nowhere.invalid/")
+    pytester.makeconftest(f"""
+        import pytest
+
+        @pytest.fixture(scope="session")
+        def graphile_worker_server():
+            return {graphile_worker_server!r}
+    """)
+    pytester.makepyfile("""
+        def test_it(graphile_worker_dsn):
+            assert "/gw_test_" in graphile_worker_dsn
+    """)
+    run(pytester, "-p", "no:asyncio").assert_outcomes(passed=1)
+
+
+def test_a_connection_that_is_left_open_fails_the_test(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        import asyncio
+        import asyncpg
+
+        loop = asyncio.new_event_loop()
+
+        def test_it(graphile_worker_dsn):
+            global connection
+            connection = loop.run_until_complete(asyncpg.connect(graphile_worker_dsn))
+
+        def test_end():
+            connection.terminate()
+            loop.close()
+    """)
+    result = run(pytester, "-p", "no:asyncio")
+    result.assert_outcomes(passed=2, errors=1)
+    result.stdout.fnmatch_lines(["*Connections were left open*"])
+
+
+def test_it_can_be_left_out_and_changes_nothing_for_others(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        import sys
+
+        def test_it(request):
+            loaded = request.config.pluginmanager.has_plugin("graphile_worker")
+            assert loaded == (not request.config.getoption("verbose"))
+            heavy = {name for name in sys.modules if name.split(".")[0] in {"asyncpg", "msgspec"}}
+            assert not heavy
+    """)
+    run(pytester, "-p", "no:asyncio").assert_outcomes(passed=1)
+    run(pytester, "-p", "no:asyncio", "-p", "no:graphile_worker", "-v").assert_outcomes(passed=1)
+
+
+def test_nothing_is_imported_before_it_is_needed() -> None:
+    program = (
+        "import sys; import graphile_worker.testing.plugin;"
+        "print({name for name in sys.modules if name.startswith('graphile_worker')})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    names = {"graphile_worker", "graphile_worker.testing", "graphile_worker.testing.plugin"}
+    assert eval(done.stdout) == names
