@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from support.here import LEDGER
 from support.waiting import until
@@ -18,7 +18,7 @@ SIDES = ("python", "node", "sql")
 async def test_both_take_jobs_by_priority(shared: Shared) -> None:
     """Both are busy until all jobs are there; then each takes the best that is left."""
     await shared.db.execute(LEDGER)
-    workers = {"python": shared.python, "node": shared.node}
+    workers: dict[str, Any] = {"python": shared.python, "node": shared.node}
     busy = {}
     for name, side in workers.items():
         busy[name] = await side.add("hold", priority=-100)
