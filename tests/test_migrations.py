@@ -20,8 +20,9 @@ from graphile_worker import (
     SchemaTooOldError,
     run_migrations,
 )
-from graphile_worker._db.migrate import _OWN_MIGRATIONS, migrate
+from graphile_worker._db.migrate import migrate
 from graphile_worker._db.sql import Schema
+from graphile_worker._db.steps import OWN_MIGRATIONS
 from graphile_worker.embedded import EmbeddedPostgres
 from graphile_worker.testing import running_server
 from support import node
@@ -496,7 +497,7 @@ async def test_ten_installers_at_once_ours_and_npms(
     assert await ledger(empty) == [(n, n in BREAKING) for n in range(1, 21)]
     assert (await add(empty))["id"] == 1
     applied = "select array_agg(id order by id) from graphile_worker._private_python_migrations"
-    assert await empty.fetchval(applied) == [migration.id for migration in _OWN_MIGRATIONS]
+    assert await empty.fetchval(applied) == [migration.id for migration in OWN_MIGRATIONS]
 
 
 async def test_our_installers_join_npms_while_it_is_at_work(

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from graphile_worker.administration import Cleaned, CleanupTask, Stats, TaskStats
+    from graphile_worker.administration import Cleaned, CleanupTask
     from graphile_worker.app import App
     from graphile_worker.client import WorkerUtils, quick_add_job, run_migrations
     from graphile_worker.context import JobContext
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from graphile_worker.middleware import Middleware
     from graphile_worker.outcome import Cancel, Fail, Retry, Snooze
     from graphile_worker.runner import Drained, Runner, run, run_once
+    from graphile_worker.stats import Stats, TaskStats
     from graphile_worker.tasks import Task
 
 __version__ = "0.1.0"
@@ -106,9 +107,6 @@ _HOMES = {
         "administration": (
             "Cleaned",
             "CleanupTask",
-            "Stats",
-            "TaskStats",
-            "TaskTimeoutError",
         ),
         "app": ("App",),
         "client": (
@@ -172,6 +170,7 @@ _HOMES = {
             "run",
             "run_once",
         ),
+        "stats": ("Stats", "TaskStats"),
         "tasks": ("Task",),
     }.items()
     for name in names

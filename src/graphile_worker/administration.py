@@ -7,12 +7,11 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
 from graphile_worker._db import crontabs, queries
 from graphile_worker._db import workers as worker_queries
 from graphile_worker._db.cancellations import cancel
 from graphile_worker._db.cleanup import delete_permafailed_jobs, delete_unused
+from graphile_worker._db.migrate import find_pending
 from graphile_worker.durations import seconds
 from graphile_worker.errors import ConfigurationError, InvalidJobError
 from graphile_worker.job import (
@@ -24,8 +23,10 @@ from graphile_worker.job import (
     check_integer,
     check_text,
 )
+from graphile_worker.many_jobs import ManyJobs
 from graphile_worker.outcome import storable
 from graphile_worker.recovery import Policy, Sweeper
+from graphile_worker.stats import Stats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from graphile_worker._db.cancellations import CancelAnswer
     from graphile_worker._db.connect import Connection
     from graphile_worker._db.crontabs import KnownCrontab
+    from graphile_worker._db.migrate import Pending
     from graphile_worker._db.session import Session
     from graphile_worker.durations import Duration
     from graphile_worker.liveness import OnRecovery, Recovered, WorkerInfo
@@ -61,34 +63,22 @@ class Cleaned(NamedTuple):
     queues: int = 0
 
 
-class TaskStats(msgspec.Struct, frozen=True, kw_only=True):
-    """How many jobs of one task, or of all tasks, are in each state."""
-
-    ready: int = 0
-    scheduled: int = 0
-    running: int = 0
-    failed: int = 0
-    oldest_due: datetime | None = None
-    """Since when the job that waits longest has been due."""
-
-    @property
-    def total(self) -> int:
-        """Jobs in any state."""
-        return self.ready + self.scheduled + self.running + self.failed
-
-
-class Stats(TaskStats, frozen=True, kw_only=True):
-    """How many jobs there are, in all and by task."""
-
-    tasks: dict[str, TaskStats]
-
-
 class Administration:
     """The part of `WorkerUtils` that looks after jobs which are there."""
 
     def __init__(self, session: Session, *, use_local_time: bool) -> None:
         self._session = session
         self._use_local_time = use_local_time
+
+    @property
+    def many(self) -> ManyJobs:
+        """For what is to be done with very many jobs, batch by batch."""
+        return ManyJobs(self._session)
+
+    async def pending_migrations(self, *, connection: Connection | None = None) -> Pending:
+        """What `migrate` would do: in words, none if nothing is to be done, and in SQL."""
+        schema = self._session.schema
+        return await self._session.call(lambda on: find_pending(on, schema), connection)
 
     async def remove_job(self, job_key: str, *, connection: Connection | None = None) -> Job | None:
         """Remove the job with that key; None if there is none.
@@ -331,25 +321,7 @@ class Administration:
     async def stats(self, *, connection: Connection | None = None) -> Stats:
         """How many jobs there are in each state, in all and by task: one pass over the jobs."""
         schema = self._session.schema
-        rows = await self._session.call(lambda on: queries.count_jobs(on, schema), connection)
-        tasks = {
-            row["identifier"] or f"(unknown task {row['task_id']})": TaskStats(
-                ready=row["ready"],
-                scheduled=row["scheduled"],
-                running=row["running"],
-                failed=row["failed"],
-                oldest_due=row["oldest_due"],
-            )
-            for row in rows
-        }
-        return Stats(
-            ready=sum(task.ready for task in tasks.values()),
-            scheduled=sum(task.scheduled for task in tasks.values()),
-            running=sum(task.running for task in tasks.values()),
-            failed=sum(task.failed for task in tasks.values()),
-            oldest_due=min((task.oldest_due for task in tasks.values() if task.oldest_due), default=None),
-            tasks=tasks,
-        )
+        return Stats.of_rows(await self._session.call(lambda on: queries.count_jobs(on, schema), connection))
 
     async def _change(self, function: str, *arguments: object, connection: Connection | None) -> list[Job]:
         schema = self._session.schema

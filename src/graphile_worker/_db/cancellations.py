@@ -31,9 +31,16 @@ class Request(NamedTuple):
 
 async def cancel(connection: Connection, schema: Schema, job_id: int, reason: str) -> CancelAnswer | None:
     """Cancel the job if nobody has it, or ask whoever has it; None if it is over."""
+    return (await cancel_many(connection, schema, [job_id], reason)).get(job_id)
+
+
+async def cancel_many(
+    connection: Connection, schema: Schema, job_ids: Sequence[int], reason: str
+) -> dict[int, CancelAnswer]:
+    """The same for many; those that are over are not in the answer."""
     statement = statements_for(schema, _FILE)["cancel"]
-    answer = await connection.fetchval(statement, job_id, reason, CHANNEL, schema.name)
-    return cast("CancelAnswer | None", answer)
+    rows = await connection.fetch(statement, job_ids, reason, CHANNEL, schema.name)
+    return {row["id"]: cast("CancelAnswer", row["answer"]) for row in rows}
 
 
 async def settle(connection: Connection, schema: Schema) -> Sequence[Request]:

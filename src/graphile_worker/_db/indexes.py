@@ -37,14 +37,21 @@ async def build_indexes(connection: Connection, schema: Schema) -> None:
             await asyncio.sleep(_POLL)
 
 
+def index_script(schema: Schema) -> list[str]:
+    """The statements that do it, where nothing is in the way."""
+    return [_concurrently(schema, statement) for statement in read_statements(_SCRIPT).values()]
+
+
+def _concurrently(schema: Schema, statement: str) -> str:
+    return schema.render(statement.replace("create index", "create index concurrently"))
+
+
 async def _build(connection: Connection, schema: Schema, name: str, statement: str) -> bool:
     statements = read_statements("migrate.sql")
     found = await connection.fetchrow(statements["inspect_index"], schema.name, name)
     try:
         if found is None:
-            await connection.execute(
-                schema.render(statement.replace("create index", "create index concurrently"))
-            )
+            await connection.execute(_concurrently(schema, statement))
         elif found["is_being_built"]:
             return False
         elif not found["is_valid"]:

@@ -10,7 +10,7 @@ from graphile_worker.job import Job, JobSpec, JobState
 from graphile_worker.payload import decode_payload, encode_payload
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import asyncpg
 
@@ -88,13 +88,23 @@ async def list_jobs(connection: Connection, schema: Schema, *, limit: int, **fil
 
 async def fetch_jobs(connection: Connection, schema: Schema, **filters: object) -> list[asyncpg.Record]:
     """Those for which all filters hold, as rows; the filters stand in the order of the statement's parts."""
+    statement, values = composed(schema, statements_for(schema, "jobs.sql")["select_jobs"], filters)
+    return await connection.fetch(statement, *values)
+
+
+def composed(schema: Schema, beginning: str, filters: Mapping[str, object]) -> tuple[str, list[object]]:
+    """A statement that goes on with a part for each filter that is not None, and the values of those."""
     statements = statements_for(schema, "jobs.sql")
-    parts, values = [statements["select_jobs"]], []
+    parts, values = [beginning], list[object]()
     for name, value in filters.items():
-        if value is not None:
+        if value is None:
+            continue
+        part = statements[f"having_state_{value}" if name == "having_state" else name]
+        if "{value}" in part:
             values.append(value)
-            parts.append(statements[name].replace("{value}", f"${len(values)}"))
-    return await connection.fetch("\n".join(parts), *values)
+            part = part.replace("{value}", f"${len(values)}")
+        parts.append(part)
+    return "\n".join(parts), values
 
 
 async def change_jobs(connection: Connection, schema: Schema, name: str, *arguments: object) -> list[Job]:
@@ -117,6 +127,24 @@ async def read_now(connection: Connection, schema: Schema) -> datetime:
     """The database's time: in a transaction, when that began."""
     now: datetime = await connection.fetchval(statements_for(schema, "jobs.sql")["read_now"])
     return now
+
+
+async def count_queues(
+    connection: Connection,
+    schema: Schema,
+    names: Sequence[str] | None,
+    *,
+    only_locked: bool,
+    limit: int | None,
+) -> list[asyncpg.Record]:
+    """Queues and their jobs."""
+    statement = statements_for(schema, "jobs.sql")["count_queues"]
+    return await connection.fetch(statement, names, only_locked, limit)
+
+
+async def list_running(connection: Connection, schema: Schema) -> list[asyncpg.Record]:
+    """Locked jobs, without their payloads."""
+    return await connection.fetch(statements_for(schema, "jobs.sql")["list_running"])
 
 
 def containing(text: str) -> str:

@@ -50,6 +50,11 @@ def quote_identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def quote_literal(text: str) -> str:
+    """The text as SQL takes it, under standard_conforming_strings."""
+    return "'" + text.replace("'", "''") + "'"
+
+
 @dataclass(frozen=True)
 class Schema:
     """The schema that holds the queue: any name that PostgreSQL can store.

@@ -7,52 +7,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from graphile_worker import __version__
-from graphile_worker.cli.settings import SETTINGS, Setting, gather
+from graphile_worker.cli import add_job, change_jobs, list_jobs, maintenance, overview, transfer_jobs
+from graphile_worker.cli.flags import CONTEXT, gathered, given, setting_flags
+from graphile_worker.cli.settings import SETTINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from graphile_worker.cli.settings import Value
-
-_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _ACTIONS = ("once", "watch", "schema_only", "cleanup")
-
-
-class _Kind(click.ParamType[Any]):
-    """The values of a setting."""
-
-    def __init__(self, setting: Setting) -> None:
-        self.name = setting.metavar
-        self._setting = setting
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            return self._setting.read(value)
-        except ValueError as error:
-            shown = "" if self.name == "DSN" else f"{value!r} does not do; "
-            self.fail(f"{shown}it must be {error}.", param, ctx)
-
-
-def _settings(
-    *, of_run: bool, also: Sequence[str] = ()
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Flags for the settings: for all of them, or for those that every verb has and these."""
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for setting in reversed(SETTINGS):
-            if not setting.flags or not (of_run or setting.for_all_verbs or setting.name in also):
-                continue
-            kind: dict[str, Any] = {"type": _Kind(setting), "metavar": setting.metavar}
-            if setting.is_switch:
-                kind = {"is_flag": True}
-            option = click.option(*setting.flags, setting.name, help=setting.help, default=None, **kind)
-            function = option(function)
-        return click.option("-C", "--config", metavar="PATH", help="The configuration file.")(function)
-
-    return decorate
+_VERBS = (
+    add_job.add, list_jobs.list_jobs, list_jobs.show, change_jobs.complete, change_jobs.fail,
+    change_jobs.reschedule, change_jobs.retry, change_jobs.remove, change_jobs.cancel,
+    overview.stats, overview.queues, overview.workers, maintenance.unlock, maintenance.sweep,
+    maintenance.cleanup, maintenance.migrate, transfer_jobs.export_jobs, transfer_jobs.import_jobs,
+)  # fmt: skip
+_HEADINGS = {
+    "Workers": ("run", "health", "workers", "unlock", "sweep"),
+    "Jobs": ("add", "list", "show", "complete", "fail", "reschedule", "retry", "remove", "cancel"),
+    "The queue": ("stats", "queues", "cleanup", "migrate", "export", "import"),
+}
+"""Under which heading of the help a command stands; others stand under the last."""
 
 
 def _actions(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,7 +45,30 @@ def _actions(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Group(click.Group):
-    """Knows what was nearly meant."""
+    """Knows what was nearly meant, and keeps its help to a screen."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Only the flags that all commands have: those of a worker stand in the help of run."""
+        for_all = {setting.name for setting in SETTINGS if setting.for_all_verbs}
+        shown = [
+            record
+            for param in self.get_params(ctx)
+            if param.name in {*for_all, "config"} or param.is_eager
+            if (record := param.get_help_record(ctx)) is not None
+        ]
+        with formatter.section("Options, beside those of run"):
+            formatter.write_dl(shown)
+        self.format_commands(ctx, formatter)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """By what they are about, with a line for each."""
+        named = {name for names in _HEADINGS.values() for name in names}
+        others = [name for name in self.list_commands(ctx) if name not in named]
+        for heading, names in {**_HEADINGS, "Others": others}.items():
+            found = [(name, command) for name in names if (command := self.get_command(ctx, name))]
+            if found:
+                with formatter.section(heading):
+                    formatter.write_dl([(name, command.get_short_help_str(60)) for name, command in found])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -86,11 +85,11 @@ class Group(click.Group):
 @click.group(
     cls=Group,
     invoke_without_command=True,
-    context_settings=_CONTEXT,
+    context_settings=CONTEXT,
     epilog="\b\nExample: graphile-worker -c postgresql://me@localhost/mine -j 10",
 )
 @_actions
-@_settings(of_run=True)
+@setting_flags(of_run=True)
 @click.version_option(__version__, message="%(version)s")
 @click.pass_context
 def root(ctx: click.Context, /, **_: Any) -> None:
@@ -98,7 +97,7 @@ def root(ctx: click.Context, /, **_: Any) -> None:
 
     Without a command it runs a worker, with the tasks of the folder tasks/.
     """
-    ctx.obj = _given(ctx)
+    ctx.obj = given(ctx)
     if ctx.invoked_subcommand is None:
         _run(ctx.obj, None)
     elif ctx.invoked_subcommand != "run":
@@ -111,33 +110,22 @@ def root(ctx: click.Context, /, **_: Any) -> None:
             ctx.fail(f"{flag} is about running a worker; it does nothing with {verb}.")
 
 
-@root.command(context_settings=_CONTEXT, epilog="\b\nExample: graphile-worker run myapp.jobs:app -j 10")
+@root.command(context_settings=CONTEXT, epilog="\b\nExample: graphile-worker run myapp.jobs:app -j 10")
 @_actions
-@_settings(of_run=True)
+@setting_flags(of_run=True)
 @click.argument("tasks_of", metavar="[MODULE:APP]", required=False)
 @click.pass_context
 def run(ctx: click.Context, /, tasks_of: str | None, **_: Any) -> None:
-    """Run a worker, as without a command; or with the tasks that a module has.
+    """Run a worker, with the tasks of the folder or of a module.
 
     MODULE:APP names an App, or a mapping of task identifiers to functions. What an App says of its
     connection holds, unless a flag says otherwise.
     """
-    _run({**ctx.obj, **_given(ctx)}, tasks_of)
+    _run({**ctx.obj, **given(ctx)}, tasks_of)
 
 
-@root.command("list", context_settings=_CONTEXT, epilog="\b\nExample: graphile-worker list --json | jq")
-@_settings(of_run=False)
-@click.option("--json", "as_json", is_flag=True, help="An array of objects.")
-@click.pass_context
-def list_jobs(ctx: click.Context, /, *, as_json: bool, **_: Any) -> None:
-    """List the jobs of the queue."""
-    from graphile_worker.cli.list_jobs import print_jobs  # noqa: PLC0415
-
-    print_jobs(_gathered({**ctx.obj, **_given(ctx)}), as_json=as_json)
-
-
-@root.command(context_settings=_CONTEXT, epilog="\b\nExample: graphile-worker health --health 8080")
-@_settings(of_run=False, also=("health",))
+@root.command(context_settings=CONTEXT, epilog="\b\nExample: graphile-worker health --health 8080")
+@setting_flags(of_run=False, also=("health",))
 @click.option("--live", is_flag=True, help="Only whether they live, not whether they claim jobs.")
 @click.option("--any-host", is_flag=True, help="Workers of all machines, not only of this one.")
 @click.option("--json", "as_json", is_flag=True, help="What was found, as JSON.")
@@ -150,7 +138,7 @@ def health(ctx: click.Context, /, *, live: bool, any_host: bool, as_json: bool, 
     """
     from graphile_worker.cli.check_health import check_health  # noqa: PLC0415
 
-    settings = _gathered({**ctx.obj, **_given(ctx)})
+    settings = gathered({**ctx.obj, **given(ctx)})
     if not check_health(settings, live=live, any_host=any_host, as_json=as_json):
         ctx.exit(1)
 
@@ -158,10 +146,10 @@ def health(ctx: click.Context, /, *, live: bool, any_host: bool, as_json: bool, 
 @root.group(
     cls=Group,
     invoke_without_command=True,
-    context_settings=_CONTEXT,
+    context_settings=CONTEXT,
     epilog="\b\nExample: graphile-worker cron next '0 8 * * MON' --tz Europe/Paris",
 )
-@_settings(of_run=False, also=("crontab",))
+@setting_flags(of_run=False, also=("crontab",))
 @click.option("--app", "tasks_of", metavar="MODULE:APP", help="An app whose recurring tasks to show too.")
 @click.option("--json", "as_json", is_flag=True, help="An array of objects.")
 @click.pass_context
@@ -170,10 +158,10 @@ def cron(ctx: click.Context, /, *, tasks_of: str | None, as_json: bool, **_: Any
     if ctx.invoked_subcommand is None:
         from graphile_worker.cli.schedules import print_schedules  # noqa: PLC0415
 
-        print_schedules(_gathered({**ctx.obj, **_given(ctx)}), tasks_of, as_json=as_json)
+        print_schedules(gathered({**ctx.obj, **given(ctx)}), tasks_of, as_json=as_json)
 
 
-@cron.command("check", context_settings=_CONTEXT, epilog="\b\nExample: graphile-worker cron check crontab")
+@cron.command("check", context_settings=CONTEXT, epilog="\b\nExample: graphile-worker cron check crontab")
 @click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.pass_context
 def check_crontab(ctx: click.Context, paths: tuple[Path, ...]) -> None:
@@ -185,7 +173,7 @@ def check_crontab(ctx: click.Context, paths: tuple[Path, ...]) -> None:
 
 
 @cron.command(
-    "next", context_settings=_CONTEXT, epilog="\b\nExample: graphile-worker cron next '*/5 * * * *'"
+    "next", context_settings=CONTEXT, epilog="\b\nExample: graphile-worker cron next '*/5 * * * *'"
 )
 @click.argument("pattern")
 @click.option("--tz", metavar="ZONE", help="The time zone of the pattern, such as Europe/Paris.")
@@ -197,19 +185,19 @@ def next_runs(pattern: str, tz: str | None, count: int) -> None:
     print_next(pattern, tz, count)
 
 
-@root.command(context_settings=_CONTEXT, epilog="\b\nExample: graphile-worker config -j 10")
-@_settings(of_run=True)
+@root.command(context_settings=CONTEXT, epilog="\b\nExample: graphile-worker config -j 10")
+@setting_flags(of_run=True)
 @click.option("--json", "as_json", is_flag=True, help="An object.")
 @click.pass_context
 def config(ctx: click.Context, /, *, as_json: bool, **_: Any) -> None:
     """Show each setting, and where its value comes from. Passwords are not shown."""
     from graphile_worker.cli.show_settings import print_settings  # noqa: PLC0415
 
-    print_settings(_gathered({**ctx.obj, **_given(ctx)}), as_json=as_json)
+    print_settings(gathered({**ctx.obj, **given(ctx)}), as_json=as_json)
 
 
 @root.command(
-    context_settings=_CONTEXT,
+    context_settings=CONTEXT,
     epilog='\b\nExample: eval "$(graphile-worker completion bash)" in ~/.bashrc',
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
@@ -224,23 +212,12 @@ def completion(ctx: click.Context, shell: str) -> None:
     click.echo(kind(ctx.find_root().command, {}, name, "_GRAPHILE_WORKER_COMPLETE").source())
 
 
-def _given(ctx: click.Context) -> dict[str, Any]:
-    """What the command line has of this command's flags."""
-    switches = {setting.name for setting in SETTINGS if setting.is_switch}
-    return {
-        name: name not in switches and value
-        for name, value in ctx.params.items()
-        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
-    }
+for _verb in _VERBS:
+    root.add_command(_verb)
 
 
-def _gathered(given: dict[str, Any]) -> dict[str, Value]:
-    names = {setting.name for setting in SETTINGS}
-    return gather({name: value for name, value in given.items() if name in names}, given.get("config"))
-
-
-def _run(given: dict[str, Any], tasks_of: str | None) -> None:
+def _run(flags: dict[str, Any], tasks_of: str | None) -> None:
     from graphile_worker.cli.run_worker import run_worker  # noqa: PLC0415
 
-    actions = {name: given[name] for name in _ACTIONS if name in given}
-    run_worker(_gathered(given), tasks_of, **actions)
+    actions = {name: flags[name] for name in _ACTIONS if name in flags}
+    run_worker(gathered(flags), tasks_of, **actions)

@@ -12,28 +12,31 @@ concat_ws(': ', 'Cancelled', nullif(request.reason, ''))
 -- A job that runs is not locked, so that its worker can record what becomes of it, however long this transaction
 -- takes. One that is being claimed, or that somebody's transaction has, is treated as one that runs.
 with request as (
-  select $1::bigint as job_id, $2::text as reason
+  select $2::text as reason
 ), idle as materialized (
   select job.id from {schema}._private_jobs as job
-  where job.id = $1 and {is_idle} and job.attempts < job.max_attempts
+  where job.id = any ($1::bigint[]) and {is_idle} and job.attempts < job.max_attempts
   for update skip locked
 ), cancelled as (
   update {schema}._private_jobs as job
   set attempts = job.max_attempts, last_error = {last_error}, updated_at = now()
   from request
-  where job.id = $1 and exists (select from idle)
+  where job.id = any (array(select idle.id from idle))
   returning job.id
 ), requested as (
   insert into {schema}._private_python_cancellations (job_id, reason)
-  select request.job_id, request.reason
+  select job.id, request.reason
   from {schema}._private_jobs as job
   cross join request
-  where job.id = $1 and not ({is_idle} and job.attempts >= job.max_attempts) and not exists (select from idle)
+  where job.id = any ($1::bigint[]) and not ({is_idle} and job.attempts >= job.max_attempts)
+    and job.id <> all (array(select idle.id from idle))
   returning job_id
+), told as (
+  select pg_notify($3, $4) from requested limit 1
 )
-select 'cancelled' as answer, null as told from cancelled
+select id, 'cancelled' as answer from cancelled
 union all
-select 'requested', pg_notify($3, $4)::text from requested;
+select job_id, 'requested' from requested, told;
 
 -- name: settle
 -- What was asked for is done to jobs that nobody runs any more, and forgotten where there is nothing left to do.

@@ -141,8 +141,18 @@ and job.task_id = (select id from {schema}._private_tasks where identifier = {va
 -- name: having_queue_name
 and job.job_queue_id = (select id from {schema}._private_job_queues where queue_name = {value})
 
--- name: having_state
-and {job_state} = {value}
+-- name: having_state_ready
+-- The same as in job_state, in words of which the planner knows how many rows they fit.
+and job.is_available and job.run_at <= now()
+
+-- name: having_state_scheduled
+and job.is_available and job.run_at > now()
+
+-- name: having_state_running
+and job.locked_at is not null
+
+-- name: having_state_failed
+and not job.is_available and job.locked_at is null
 
 -- name: having_locked_by
 and job.locked_by = {value}
@@ -182,3 +192,94 @@ order by task.identifier;
 
 -- name: read_now
 select now();
+
+-- name: select_ids
+select job.id from {schema}._private_jobs as job where true
+
+-- name: count_selected
+select count(*) from {schema}._private_jobs as job where true
+
+-- name: highest_id
+select coalesce(max(id), 0) from {schema}._private_jobs;
+
+-- name: having_id_any
+and job.id = any ({value}::bigint[])
+
+-- name: up_to_id
+and job.id <= {value}
+
+-- name: not_running
+-- As the functions that administer jobs have it: a lock counts for four hours.
+and (job.locked_at is null or job.locked_at < now() - interval '4 hours')
+
+-- name: not_locked
+and job.locked_at is null
+
+-- name: tried
+and job.attempts > 0
+
+-- name: not_over
+and (job.is_available or job.locked_at is not null)
+
+-- name: lock
+for update skip locked
+
+-- name: do_not_sort
+-- Page after page in the order of ids: to sort what is left of the table for each page is the wrong plan.
+select set_config('enable_sort', 'off', true);
+
+-- name: complete_many
+select id from {schema}.complete_jobs($1::bigint[]);
+
+-- name: fail_many
+select id from {schema}.permanently_fail_jobs($1::bigint[], $2);
+
+-- name: reschedule_many
+select id
+from {schema}.reschedule_jobs(
+  job_ids => $1::bigint[],
+  run_at => coalesce($2::timestamptz, now() + $3::float8 * interval '1 second'),
+  priority => $4,
+  attempts => $5,
+  max_attempts => $6
+);
+
+-- name: retry_many
+update {schema}._private_jobs as job
+set attempts = 0, run_at = now(), updated_at = now()
+where job.id = any ($1::bigint[]) and job.locked_at is null and job.attempts > 0
+returning job.id;
+
+-- name: tell_of_due_jobs
+-- For none of these changes is told by the functions, and workers would find out when they look the next time.
+select pg_notify('jobs:insert', json_build_object('r', random(), 'count', $1::integer)::text);
+
+-- name: explain_left
+select job.id, job.locked_by, {job_state} as state
+from {schema}._private_jobs as job where job.id = any ($1::bigint[])
+order by job.id;
+
+-- name: count_queues
+select queue.queue_name, queue.locked_by, queue.locked_at, coalesce(counted.jobs, 0) as jobs,
+  coalesce(counted.ready, 0) as ready, coalesce(counted.failed, 0) as failed, counted.oldest_due
+from {schema}._private_job_queues as queue
+left join (
+  select
+    job.job_queue_id,
+    count(*) as jobs,
+    count(*) filter (where job.is_available and job.run_at <= now()) as ready,
+    count(*) filter (where not job.is_available and job.locked_at is null) as failed,
+    min({run_at}) filter (where job.is_available and job.run_at <= now()) as oldest_due
+  from {schema}._private_jobs as job
+  where job.job_queue_id is not null
+  group by job.job_queue_id
+) as counted on counted.job_queue_id = queue.id
+where ($1::text[] is null or queue.queue_name = any ($1::text[])) and (queue.locked_at is not null or not $2::boolean)
+order by jobs desc, queue.queue_name
+limit $3;
+
+-- name: list_running
+select job.id, {job_names}, job.locked_by, job.locked_at
+from {schema}._private_jobs as job
+where job.locked_at is not null and job.locked_by is not null
+order by job.locked_at, job.id;

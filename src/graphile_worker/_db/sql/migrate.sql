@@ -56,6 +56,9 @@ select current_setting('role');
 -- name: set_role
 select set_config('role', $1, true);
 
+-- name: act_as
+set local role {owner};
+
 -- name: create_schema
 create schema {schema};
 
@@ -90,7 +93,7 @@ create table {schema}._private_python_migrations (
 );
 
 -- name: record_own_revision
-insert into {schema}._private_python_migrations (id, name) values ($1, $2);
+insert into {schema}._private_python_migrations (id, name) values ({id}, '{name}');
 
 -- name: inspect_index
 select

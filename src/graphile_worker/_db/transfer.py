@@ -1,0 +1,186 @@
+"""Jobs as lines of JSON: out of one database, and into another.
+
+A line has all of a job but its lock. Payloads are not read on the way, so that they arrive as they are.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+import asyncpg
+import msgspec
+
+from graphile_worker._db.failures import sentence
+from graphile_worker._db.many import in_order
+from graphile_worker._db.queries import composed
+from graphile_worker._db.sql import Schema, statements_for
+from graphile_worker.errors import InvalidJobError
+from graphile_worker.job import (
+    MOST_IDENTIFIER,
+    MOST_JOB_KEY,
+    MOST_QUEUE_NAME,
+    SMALLINT,
+    check_integer,
+    check_text,
+)
+from graphile_worker.payload import encode_stored
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+
+    from graphile_worker._db.connect import Connection
+
+_FILE = "transfer.sql"
+_BATCH = 1000
+_RAW_LINE_BREAKS = str.maketrans("\n\r", "  ")
+
+
+class Line(msgspec.Struct, kw_only=True):
+    """A job, as a line has it."""
+
+    id: int | None = None
+    task_identifier: str
+    queue_name: str | None = None
+    payload: msgspec.Raw = msgspec.Raw(b"{}")
+    priority: int = 0
+    run_at: str = "now"
+    attempts: int = 0
+    max_attempts: int = 25
+    last_error: str | None = None
+    key: str | None = None
+    flags: dict[str, object] | None = None
+    revision: int = 0
+    created_at: str = "now"
+    updated_at: str = "now"
+
+
+class Imported(NamedTuple):
+    """How far an import came."""
+
+    jobs: int
+    bytes: int
+
+
+_decode = msgspec.json.Decoder(Line).decode
+
+
+async def export_page(
+    connection: Connection, schema: Schema, filters: Mapping[str, object]
+) -> tuple[list[bytes], int]:
+    """The lines of the first jobs for which the filters hold, and the id of the last of them."""
+    statement, values = composed(schema, statements_for(schema, _FILE)["export_jobs"], filters)
+    async with in_order(connection, schema, filters):
+        rows = await connection.fetch(statement, *values)
+    return [_line(row) for row in rows], rows[-1]["id"] if rows else 0
+
+
+def _line(row: asyncpg.Record) -> bytes:
+    # Between the parts of a JSON text a line break is as good as a space, and inside a string there is none.
+    raw = {
+        name: msgspec.Raw(row[name].translate(_RAW_LINE_BREAKS).encode(errors="surrogatepass"))
+        for name in ("payload", "flags")
+        if row[name] is not None
+    }
+    return encode_stored({**dict(row), **raw})
+
+
+async def import_lines(
+    connection: Connection, schema: Schema, lines: Iterable[bytes], *, new_ids: bool
+) -> AsyncIterator[Imported]:
+    """Put the jobs in, in one transaction; yields how far it came."""
+    jobs = size = 0
+    numbered = _numbered(lines)
+    async with connection.transaction():
+        while batch := list(islice(numbered, _BATCH)):
+            read = [(number, _read(number, line, new_ids=new_ids)) for number, line in batch]
+            await _insert(connection, schema, read, new_ids=new_ids)
+            jobs, size = jobs + len(batch), size + sum(len(line) for _, line in batch)
+            yield Imported(jobs, size)
+        if jobs:
+            await connection.execute(statements_for(schema, _FILE)["tell_of_jobs"], jobs)
+
+
+def _numbered(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+
+
+def _read(number: int, line: bytes, *, new_ids: bool) -> Line:
+    try:
+        job = _decode(line)
+        check_text("task_identifier", job.task_identifier, most=MOST_IDENTIFIER)
+        if job.queue_name is not None:
+            check_text("queue_name", job.queue_name, most=MOST_QUEUE_NAME)
+        if job.key is not None:
+            check_text("key", job.key, most=MOST_JOB_KEY)
+        for name in ("priority", "attempts", "max_attempts"):
+            check_integer(
+                name, getattr(job, name), SMALLINT if name != "max_attempts" else range(1, SMALLINT.stop)
+            )
+        check_integer("revision", job.revision, range(2**31))
+        if not new_ids:
+            check_integer("id", job.id, range(2**62))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InvalidJobError(f"Line {number} is no exported job: {error}. Nothing was imported.") from None
+    except InvalidJobError as error:
+        raise InvalidJobError(f"Line {number}: {error} Nothing was imported.") from None
+    return job
+
+
+async def _insert(
+    connection: Connection, schema: Schema, numbered: Sequence[tuple[int, Line]], *, new_ids: bool
+) -> None:
+    statements = statements_for(schema, _FILE)
+    jobs = [job for _, job in numbered]
+    await connection.execute(statements["add_tasks"], [job.task_identifier for job in jobs])
+    await connection.execute(statements["add_queues"], [job.queue_name for job in jobs])
+    if not new_ids:
+        newest = max(job.id or 0 for job in jobs)
+        await connection.execute(statements["reserve_ids"], f"{schema.quoted}._private_jobs", newest)
+    await _refuse_taken(connection, schema, numbered, new_ids=new_ids)
+    columns: list[list[object]] = [[getattr(job, name) for job in jobs] for name in Line.__struct_fields__]
+    for place, name in enumerate(Line.__struct_fields__):
+        if name == "payload":
+            columns[place] = [bytes(job.payload).decode() for job in jobs]
+        elif name == "flags":
+            columns[place] = [
+                None if job.flags is None else encode_stored(job.flags).decode() for job in jobs
+            ]
+    statement = statements["import_anew" if new_ids else "import_with_ids"]
+    try:
+        rows = await connection.fetch(statement, *columns)
+    except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError) as error:
+        first, last = numbered[0][0], numbered[-1][0]
+        raise InvalidJobError(
+            f"Between line {first} and {last}: {sentence(error)} Nothing was imported."
+        ) from None
+    if len(rows) < len(jobs):
+        raise InvalidJobError(
+            "Somebody has just added a job with the same id, or key. Nothing was imported: try again."
+        )
+
+
+async def _refuse_taken(
+    connection: Connection, schema: Schema, numbered: Sequence[tuple[int, Line]], *, new_ids: bool
+) -> None:
+    """Raise if there is one with the same id, or the same key, already."""
+    keys = [job.key for _, job in numbered if job.key is not None]
+    ids = [] if new_ids else [job.id for _, job in numbered]
+    taken = await connection.fetch(statements_for(schema, _FILE)["find_taken"], ids, keys)
+    by_id, by_key = {row["id"] for row in taken}, {row["key"] for row in taken}
+    seen_ids: set[int | None] = set()
+    seen_keys: set[str] = set()
+    for number, job in numbered:
+        if job.key is not None and (job.key in by_key or job.key in seen_keys):
+            raise InvalidJobError(
+                f"Line {number}: there is a job with the key {job.key!r} already. Nothing was imported. "
+                "Remove one of them first."
+            )
+        if not new_ids and (job.id in by_id or job.id in seen_ids):
+            raise InvalidJobError(
+                f"Line {number}: there is a job {job.id} already. Nothing was imported. If it is "
+                "another job, import with new ids: --new-ids."
+            )
+        seen_ids.add(job.id)
+        if job.key is not None:
+            seen_keys.add(job.key)

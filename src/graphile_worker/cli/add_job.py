@@ -1,0 +1,97 @@
+"""``graphile-worker add``: one job more."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from graphile_worker.cli import times
+from graphile_worker.cli.flags import json_flag, queue_of, verb
+from graphile_worker.cli.printing import clean, on_terminal, print_object
+from graphile_worker.cli.times import Moment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from graphile_worker.cli.settings import Value
+    from graphile_worker.job import Job, JobSpec
+
+_MODES = ["replace", "preserve_run_at", "unsafe_dedupe"]
+_SMALLINT = 2**15 - 1
+
+
+class _Mode(click.Choice[str]):
+    """The same with a hyphen."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(str(value).replace("-", "_"), param, ctx)
+
+
+@verb(
+    "add",
+    """add hello '{"name": "Ann"}'""",
+    "add report @report.json --queue reports --run-at 2h",
+    "add report --key report:7 --key-mode preserve_run_at",
+)
+@click.argument("task")
+@click.argument("payload", required=False)
+@click.option("--queue", "queue_name", metavar="NAME", help="Jobs of one queue run one after another.")
+@click.option("--run-at", type=Moment(), help="now, 90s, 5m, 2h, 1d, or 2030-01-31T12:00Z.")
+@click.option("--max-attempts", type=click.IntRange(1, _SMALLINT), metavar="N", help="By default 25.")
+@click.option("--key", "job_key", metavar="KEY", help="Adding again changes the job with this key.")
+@click.option("--key-mode", "job_key_mode", type=_Mode(_MODES), metavar="MODE", help=f"{', '.join(_MODES)}.")
+@click.option(
+    "--priority", type=click.IntRange(-_SMALLINT - 1, _SMALLINT), metavar="N", help="Lower runs first."
+)
+@click.option("--flag", "flags", metavar="FLAG", multiple=True, help="A label; may be given again.")
+@json_flag
+def add(
+    settings: Mapping[str, Value], *, task: str, payload: str | None, as_json: bool, **options: Any
+) -> None:
+    """Add a job, and print its id.
+
+    PAYLOAD is JSON, {} by default; @FILE reads it from a file, and - from standard input. Without --run-at
+    the job is due now.
+    """
+    from graphile_worker.job import JobSpec  # noqa: PLC0415
+
+    if options["job_key_mode"] and not options["job_key"]:
+        raise click.UsageError("--key-mode says what to do if the key is in use: it needs --key.")
+    spec = JobSpec(task, _read_payload(payload), **{**options, "flags": options["flags"] or None})
+    job = asyncio.run(_add(settings, spec))
+    if as_json:
+        from graphile_worker.cli.list_jobs import job_as_object  # noqa: PLC0415
+
+        print_object(job_as_object(job))
+    elif on_terminal():
+        click.echo(f"Added job {job.id}: {clean(job.task_identifier)}, due {times.both(job.run_at)}")
+    else:
+        click.echo(job.id)
+
+
+async def _add(settings: Mapping[str, Value], spec: JobSpec) -> Job:
+    async with queue_of(settings) as utils:
+        return await utils.add_spec(spec)
+
+
+def _read_payload(given: str | None) -> Any:
+    from graphile_worker.payload import decode_payload  # noqa: PLC0415
+
+    if given is None:
+        return None
+    text, where = given, "PAYLOAD"
+    try:
+        if given == "-":
+            text, where = sys.stdin.read(), "What came from standard input"
+        elif given.startswith("@"):
+            text, where = Path(given[1:]).read_text(encoding="utf-8"), given[1:]
+        return decode_payload(text)
+    except OSError as error:
+        raise click.ClickException(f"{given[1:]} cannot be read: {error.strerror or error}.") from None
+    except ValueError as error:
+        hint = """ Quote it for the shell, as in '{"name": "Ann"}'.""" if where == "PAYLOAD" else ""
+        raise click.UsageError(f"{where} is not JSON: {error}.{hint}") from None

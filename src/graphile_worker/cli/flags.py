@@ -1,0 +1,112 @@
+"""Flags that verbs share: those of the settings, above all of the connection; and what makes a verb."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from graphile_worker.cli.settings import SETTINGS, Setting, gather
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+    from graphile_worker.cli.settings import Value
+    from graphile_worker.client import WorkerUtils
+
+    Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_NAMES = {setting.name for setting in SETTINGS}
+
+
+class _Kind(click.ParamType[Any]):
+    """The values of a setting."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.name = setting.metavar
+        self._setting = setting
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self._setting.read(value)
+        except ValueError as error:
+            shown = "" if self.name == "DSN" else f"{value!r} does not do; "
+            self.fail(f"{shown}it must be {error}.", param, ctx)
+
+
+def setting_flags(*, of_run: bool, also: Sequence[str] = ()) -> Decorator:
+    """Flags for the settings: for all of them, or for those that every verb has and these."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for setting in reversed(SETTINGS):
+            if not setting.flags or not (of_run or setting.for_all_verbs or setting.name in also):
+                continue
+            kind: dict[str, Any] = {"type": _Kind(setting), "metavar": setting.metavar}
+            if setting.is_switch:
+                kind = {"is_flag": True}
+            option = click.option(*setting.flags, setting.name, help=setting.help, default=None, **kind)
+            function = option(function)
+        return click.option("-C", "--config", metavar="PATH", help="The configuration file.")(function)
+
+    return decorate
+
+
+def given(ctx: click.Context) -> dict[str, Any]:
+    """What the command line has of this command's flags."""
+    switches = {setting.name for setting in SETTINGS if setting.is_switch}
+    return {
+        name: name not in switches and value
+        for name, value in ctx.params.items()
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+
+
+def gathered(flags: Mapping[str, Any]) -> dict[str, Value]:
+    """All settings, with what the command line has of them."""
+    return gather({name: value for name, value in flags.items() if name in _NAMES}, flags.get("config"))
+
+
+def verb(name: str, *examples: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a verb that looks after a queue; its function gets the settings, and what its own flags say.
+
+    An exit code other than 0 is what the function returns.
+    """
+
+    def decorate(function: Callable[..., int | None]) -> click.Command:
+        @wraps(function)
+        def call(ctx: click.Context, /, **arguments: Any) -> None:
+            from graphile_worker.cli import logs  # noqa: PLC0415
+
+            settings = gathered({**(ctx.obj or {}), **given(ctx)})
+            logs.configure(settings["log_level"].value, settings["log_format"].value)
+            own = {name: value for name, value in arguments.items() if name not in {*_NAMES, "config"}}
+            ctx.exit(function(settings, **own) or 0)
+
+        shown = "\n".join(f"  graphile-worker {example}" for example in examples)
+        heading = "Examples" if len(examples) > 1 else "Example"
+        made = click.command(name, context_settings=CONTEXT, epilog=f"\b\n{heading}:\n{shown}")(
+            setting_flags(of_run=False)(click.pass_context(call))
+        )
+        made.params.sort(key=lambda param: param.name in {*_NAMES, "config"})
+        return made
+
+    return decorate
+
+
+json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON: one document.")
+yes_flag = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+
+
+@asynccontextmanager
+async def queue_of(settings: Mapping[str, Value]) -> AsyncIterator[WorkerUtils]:
+    """The queue that the settings name."""
+    from graphile_worker.client import WorkerUtils  # noqa: PLC0415
+
+    dsn, schema = settings["connection"].value, settings["schema"].value
+    prepared = settings["prepared_statements"].value
+    async with WorkerUtils(dsn, schema=schema, max_pool_size=2, prepared_statements=prepared) as utils:
+        yield utils

@@ -1,0 +1,256 @@
+"""``graphile-worker unlock``, ``cleanup``, ``migrate`` and ``sweep``."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from graphile_worker.cli.flags import json_flag, queue_of, verb, yes_flag
+from graphile_worker.cli.printing import Column, clean, print_object, printed_rows, tell
+from graphile_worker.cli.selection import words_of_stdin
+from graphile_worker.cli.settings import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from graphile_worker.cli.settings import Value
+    from graphile_worker.client import WorkerUtils
+    from graphile_worker.liveness import Recovered, WorkerInfo
+
+_PARTS = {
+    "failed-jobs": "DELETE_PERMAFAILED_JOBS",
+    "task-identifiers": "GC_TASK_IDENTIFIERS",
+    "queues": "GC_JOB_QUEUES",
+}
+
+
+@verb(
+    "unlock", "unlock pool-0123456789abcdef01", "workers --json | jq -r '.[].id' | graphile-worker unlock -"
+)
+@click.argument("workers", metavar="WORKER...", nargs=-1, required=True)
+@click.option("--force", is_flag=True, help="Also workers that live: what they run may run twice.")
+@yes_flag
+@json_flag
+def unlock(
+    settings: Mapping[str, Value], *, workers: tuple[str, ...], force: bool, yes: bool, as_json: bool
+) -> int:
+    """Free all jobs and queues that workers hold, by their ids.
+
+    For workers that are gone for good: what a live one holds would run twice. Dead workers of this library
+    need it not, for others see that they are dead: see sweep. The id - stands for ids from standard input.
+    """
+    names: dict[str, None] = {}
+    for word in workers:
+        names |= dict.fromkeys(words_of_stdin() if word == "-" else [word])
+    return asyncio.run(_unlock(settings, list(names), force=force, yes=yes, as_json=as_json))
+
+
+async def _unlock(
+    settings: Mapping[str, Value], names: list[str], *, force: bool, yes: bool, as_json: bool
+) -> int:
+    from graphile_worker.cli.bulk import confirmed, jobs  # noqa: PLC0415
+
+    async with queue_of(settings) as utils:
+        known = {worker.id: worker for worker in await utils.workers()}
+        found = [known[name] for name in names if name in known]
+        if not force:
+            _refuse_living(found)
+        held, queues = sum(one.jobs for one in found), sum(one.queues for one in found)
+        question = f"This would free {jobs(held)} and {queues:,} queues of {len(found)} workers."
+        if held > 1 and not confirmed(question, yes=yes):
+            return 1
+        await utils.force_unlock_workers([one.id for one in found])
+    missing = [name for name in names if name not in known]
+    if as_json:
+        print_object(
+            {"workers": [one.id for one in found], "jobs": held, "queues": queues, "missing": missing}
+        )
+    elif found:
+        click.echo(f"Freed {jobs(held)} and {queues:,} queues.")
+    for name in missing:
+        tell(f"No worker {clean(name)!r} is known, and none of that name holds anything.")
+    return 1 if missing else 0
+
+
+def _refuse_living(workers: Sequence[WorkerInfo]) -> None:
+    for worker in workers:
+        if worker.lives:
+            raise click.ClickException(
+                f"{worker.name} lives: it was heard from {worker.silence or 0:.0f} s ago. What it runs would "
+                "run twice. Stop it first, or say --force."
+            )
+
+
+@verb("cleanup", "cleanup", "cleanup failed-jobs queues", "cleanup task-identifiers --keep send_email")
+@click.argument("parts", metavar="[WHAT]...", nargs=-1)
+@click.option("--keep", metavar="TASK", multiple=True, help="A name of a task to keep; may be given again.")
+@yes_flag
+@json_flag
+def cleanup(
+    settings: Mapping[str, Value], *, parts: tuple[str, ...], keep: tuple[str, ...], yes: bool, as_json: bool
+) -> int:
+    """Remove what nobody needs any more.
+
+    \b
+    queues            serial queues without a job; this is the default
+    failed-jobs       jobs that have failed for good
+    task-identifiers  names of tasks without a job
+
+    Graphile Worker's own names do too: GC_JOB_QUEUES and so on. Names of tasks that live workers of this
+    library serve are kept. Node's and Rust's workers do not tell theirs: keep those, or stop those workers
+    first.
+    """  # noqa: D301 - click is told not to wrap those lines
+    chosen = [_part(word) for given in parts for word in given.split(",")] or ["queues"]
+    return asyncio.run(_cleanup(settings, chosen, keep, yes=yes, as_json=as_json))
+
+
+def _part(word: str) -> str:
+    plain = word.strip().lower().replace("_", "-")
+    for name, task in _PARTS.items():
+        if plain in {name, task.lower().replace("_", "-")}:
+            return name
+    raise click.UsageError(f"There is no cleanup {word!r}. There are: {', '.join(_PARTS)}.")
+
+
+async def _cleanup(
+    settings: Mapping[str, Value], chosen: list[str], keep: Sequence[str], *, yes: bool, as_json: bool
+) -> int:
+    from graphile_worker.cli.bulk import confirmed, jobs  # noqa: PLC0415
+
+    async with queue_of(settings) as utils:
+        removed = 0
+        if "failed-jobs" in chosen:
+            count = await _count_failed(utils)
+            if count > 1 and not confirmed(f"This would remove {jobs(count)} that failed for good.", yes=yes):
+                return 1
+            removed = await _remove_failed(utils)
+        served = {
+            task for one in await utils.workers(and_locks=False) if one.lives for task in one.tasks or ()
+        }
+        rest = [_PARTS[name] for name in chosen if name != "failed-jobs"]
+        cleaned = await utils.cleanup(rest, keep_task_identifiers=[*keep, *served])
+    if as_json:
+        print_object(
+            {"jobs": removed, "task_identifiers": cleaned.task_identifiers, "queues": cleaned.queues}
+        )
+    else:
+        click.echo(
+            f"Removed {jobs(removed)}, {cleaned.task_identifiers:,} task identifiers and "
+            f"{cleaned.queues:,} queues."
+        )
+    return 0
+
+
+async def _count_failed(utils: WorkerUtils) -> int:
+    from graphile_worker.many_jobs import Change, JobFilter  # noqa: PLC0415
+
+    return await utils.many.count(JobFilter(state="failed"), Change("complete"))
+
+
+async def _remove_failed(utils: WorkerUtils) -> int:
+    from graphile_worker.cli.bulk import interruptible, jobs  # noqa: PLC0415
+    from graphile_worker.many_jobs import Change, JobFilter  # noqa: PLC0415
+
+    removed = 0
+    with interruptible() as is_interrupted:
+        async for batch in utils.many.change(Change("complete"), JobFilter(state="failed")):
+            removed += len(batch.changed)
+            if is_interrupted():
+                tell(f"Interrupted: {jobs(removed)} removed. Run it again to go on.")
+                raise click.Abort
+    return removed
+
+
+@verb("migrate", "migrate", "migrate --check", "migrate --sql > for-the-dba.sql")
+@click.option("--check", is_flag=True, help="Only tell what is to be done; exit code 1 if something is.")
+@click.option("--sql", is_flag=True, help="Only print the SQL that does it, for somebody else to run.")
+@json_flag
+def migrate(settings: Mapping[str, Value], *, check: bool, sql: bool, as_json: bool) -> int:
+    """Install the schema, or bring it up to date.
+
+    It happens in one transaction; only indexes on a schema in use are built before, so that nobody has to
+    wait. Workers do it themselves when they start. A schema that Graphile Worker has made is adopted.
+    """
+    if sum((check, sql, as_json)) > 1 and not (check and as_json):
+        raise click.UsageError("--check, --sql and --json cannot be combined, but for --check --json.")
+    return asyncio.run(_migrate(settings, check=check, sql=sql, as_json=as_json))
+
+
+async def _migrate(settings: Mapping[str, Value], *, check: bool, sql: bool, as_json: bool) -> int:
+    async with queue_of(settings) as utils:
+        pending = await utils.pending_migrations()
+        if sql:
+            click.echo(pending.script or "-- There is nothing to do.", nl=not pending.script)
+            return 0
+        if not check:
+            await utils.migrate()
+        schema = utils.schema
+    if as_json:
+        print_object({"schema": schema, "up_to_date": not (check and pending.what), "steps": pending.what})
+    elif check and pending.what:
+        click.echo(
+            "\n".join([f"To be done to the schema {schema}, by graphile-worker migrate:", *pending.what])
+        )
+    elif pending.what:
+        click.echo("\n".join(["Done:", *pending.what, f"Schema {schema} is up to date"]))
+    else:
+        click.echo(f"Schema {schema} is up to date")
+    return 1 if check and pending.what else 0
+
+
+class _Duration(click.ParamType[float]):
+    name = "TIME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return value if isinstance(value, float) else duration(value)
+        except ValueError as error:
+            self.fail(f"{value!r} does not do; it must be {error}.", param, ctx)
+
+
+_RECOVERED: list[Column[Recovered]] = [
+    Column(title="WORKER", value=lambda one: one.worker.name),
+    Column(title="SILENT FOR", value=lambda one: f"{one.silence:.0f} s", right=True),
+    Column(title="JOBS", value=lambda one: ", ".join(str(job.id) for job in one.jobs), folds=True),
+    Column(title="QUEUES", value=lambda one: ", ".join(one.queues), folds=True),
+]
+
+
+@verb("sweep", "sweep --dry-run", "sweep --recovery-delay 1m")
+@click.option("--dry-run", is_flag=True, help="Free nothing, and show what would be.")
+@click.option("--recovery-delay", type=_Duration(), default=0.0, help="When the jobs run again: 0s.")
+@click.option("--refund", is_flag=True, help="Give the jobs the attempt back that their worker's death cost.")
+@json_flag
+def sweep(
+    settings: Mapping[str, Value], *, dry_run: bool, recovery_delay: float, refund: bool, as_json: bool
+) -> None:
+    """Free what dead workers hold.
+
+    Running workers do so all the time. Whether one is dead is seen by watching it: for 3 seconds if all
+    live, else as long as its lease says, 8 or 38 seconds by default. For workers of Node and Rust see unlock.
+    """
+    asyncio.run(_sweep(settings, recovery_delay, dry_run=dry_run, refund=refund, as_json=as_json))
+
+
+async def _sweep(
+    settings: Mapping[str, Value], delay: float, *, dry_run: bool, refund: bool, as_json: bool
+) -> None:
+    async with queue_of(settings) as utils:
+        found = await utils.sweep(recovery_delay=delay, refund_attempt_on_recovery=refund, dry_run=dry_run)
+    with printed_rows(_RECOVERED, _as_object, as_json=as_json) as rows:
+        rows.add(found)
+    count = sum(len(one.jobs) for one in found)
+    if not as_json:
+        what = "would be freed" if dry_run else "were freed"
+        tell(f"{len(found):,} workers are dead; {count:,} of their jobs {what}.")
+
+
+def _as_object(one: Recovered) -> dict[str, object]:
+    return {
+        "worker": one.worker.id,
+        "silence": one.silence,
+        "jobs": [job.id for job in one.jobs],
+        "queues": list(one.queues),
+    }

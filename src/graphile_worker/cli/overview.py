@@ -1,0 +1,277 @@
+"""``graphile-worker stats``, ``queues`` and ``workers``: how a queue is."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import defaultdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+import msgspec
+
+from graphile_worker.cli import times
+from graphile_worker.cli.flags import json_flag, queue_of, verb
+from graphile_worker.cli.printing import (
+    STATES,
+    Column,
+    as_json_text,
+    console,
+    on_terminal,
+    print_object,
+    printed_rows,
+    table,
+    tell,
+)
+from graphile_worker.cli.settings import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from graphile_worker.cli.settings import Value
+    from graphile_worker.client import WorkerUtils
+    from graphile_worker.liveness import WorkerInfo
+    from graphile_worker.stats import QueueStats, RunningJob, Stats, TaskStats
+
+_SCREEN = 50
+_FEW = 3
+_SHORTEST = 0.1
+
+
+class _TaskRow(NamedTuple):
+    task: str
+    stats: TaskStats
+
+
+def _state_column(state: str) -> Column[_TaskRow]:
+    def count(row: _TaskRow) -> int:
+        found: int = getattr(row.stats, state)
+        return found
+
+    return Column(
+        title=state.upper(), value=count, right=True, style=lambda row: STATES[state] if count(row) else "dim"
+    )
+
+
+_STATS: list[Column[_TaskRow]] = [
+    Column(title="TASK", value=lambda row: row.task),
+    *(_state_column(state) for state in STATES),
+    Column(title="TOTAL", value=lambda row: row.stats.total, right=True),
+    Column(
+        title="OLDEST DUE",
+        value=lambda row: row.stats.oldest_due,
+        short=lambda row: times.from_now(row.stats.oldest_due) if row.stats.oldest_due else "",
+    ),
+]
+
+
+class _Seconds(click.ParamType[float]):
+    name = "TIME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            seconds = float(value) if not isinstance(value, str) or value.isdecimal() else duration(value)
+        except ValueError as error:
+            self.fail(f"{value!r} does not do; it must be seconds, or {error}.", param, ctx)
+        if seconds < _SHORTEST:
+            self.fail("It must be at least 100ms.", param, ctx)
+        return seconds
+
+
+@verb("stats", "stats", "stats --watch", "stats --json | jq .failed")
+@click.option("-w", "--watch", is_flag=True, help="Look again and again, until Ctrl-C.")
+@click.option("--interval", type=_Seconds(), default="2s", show_default=True, help="How often.")
+@json_flag
+def stats(settings: Mapping[str, Value], *, watch: bool, interval: float, as_json: bool) -> None:
+    """Count the jobs, by task and state.
+
+    Also how long the oldest that is due has waited. Each look is one pass over all jobs. With
+    --watch and --json each look is an object on a line of its own.
+    """
+    asyncio.run(_stats(settings, interval if watch else None, as_json=as_json))
+
+
+async def _stats(settings: Mapping[str, Value], interval: float | None, *, as_json: bool) -> None:
+    async with queue_of(settings) as utils:
+        if interval is not None and on_terminal() and not as_json:
+            await _watch(utils, interval)
+            return
+        while True:
+            _print_stats(await utils.stats(), as_json=as_json)
+            if interval is None:
+                return
+            sys.stdout.flush()
+            await asyncio.sleep(interval)
+
+
+async def _watch(utils: WorkerUtils, interval: float) -> None:
+    from rich.live import Live  # noqa: PLC0415
+
+    with Live(console=console(), auto_refresh=False) as live:
+        while True:
+            made = table(_STATS, _rows(await utils.stats()))
+            made.caption = f"{datetime.now().astimezone():%H:%M:%S}, every {interval:g} s. Ctrl-C ends it."
+            live.update(made, refresh=True)
+            await asyncio.sleep(interval)
+
+
+def _rows(found: Stats) -> list[_TaskRow]:
+    rows = [_TaskRow(task, counts) for task, counts in found.tasks.items()]
+    return [*rows, _TaskRow("(all)", found)]
+
+
+def _print_stats(found: Stats, *, as_json: bool) -> None:
+    if as_json:
+        tasks = {name: _counts(task) for name, task in found.tasks.items()}
+        print_object({**_counts(found), "tasks": tasks})
+        return
+    with printed_rows(_STATS, lambda _: {}, as_json=False) as rows:
+        rows.add(_rows(found))
+
+
+def _counts(found: TaskStats) -> dict[str, object]:
+    counts = {state: getattr(found, state) for state in STATES}
+    return {**counts, "total": found.total, "oldest_due": found.oldest_due}
+
+
+_QUEUES: list[Column[QueueStats]] = [
+    Column(title="QUEUE", value=lambda queue: queue.queue_name),
+    Column(title="JOBS", value=lambda queue: queue.jobs, right=True),
+    Column(title="READY", value=lambda queue: queue.ready, right=True),
+    Column(title="FAILED", value=lambda queue: queue.failed, right=True),
+    Column(
+        title="OLDEST DUE",
+        value=lambda queue: queue.oldest_due,
+        short=lambda queue: times.from_now(queue.oldest_due) if queue.oldest_due else "",
+    ),
+    Column(title="LOCKED BY", value=lambda queue: queue.locked_by),
+    Column(
+        title="SINCE", value=lambda queue: queue.locked_at, short=lambda queue: times.both(queue.locked_at)
+    ),
+]
+
+
+@verb("queues", "queues", "queues --locked", "queues mails reports --json")
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option("--locked", is_flag=True, help="Only those that a worker has locked.")
+@click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="How many; on a terminal 50.")
+@json_flag
+def queues(
+    settings: Mapping[str, Value], *, names: tuple[str, ...], locked: bool, limit: int | None, as_json: bool
+) -> int:
+    """List the serial queues, and who has locked them.
+
+    Those with most jobs come first. A queue is locked while one of its jobs runs. Those without
+    jobs are removed by cleanup.
+    """
+    if limit is None and on_terminal() and not as_json:
+        limit = _SCREEN
+    return asyncio.run(_queues(settings, names, locked=locked, limit=limit, as_json=as_json))
+
+
+async def _queues(
+    settings: Mapping[str, Value], names: tuple[str, ...], *, locked: bool, limit: int | None, as_json: bool
+) -> int:
+    async with queue_of(settings) as utils:
+        found = await utils.many.queues(
+            list(names) or None, only_locked=locked, limit=None if limit is None else limit + 1
+        )
+    with printed_rows(_QUEUES, msgspec.structs.asdict, as_json=as_json) as rows:
+        rows.add(found[:limit])
+    if limit is not None and len(found) > limit:
+        tell("There are more: take more with --limit.")
+    missing = sorted(set(names) - {queue.queue_name for queue in found})
+    for name in missing if not locked else ():
+        tell(f"There is no queue {name!r}.")
+    return 1 if missing and not locked else 0
+
+
+class _Seen(NamedTuple):
+    worker: WorkerInfo
+    runs: list[RunningJob]
+
+
+def _state(worker: WorkerInfo) -> str:
+    return worker.state or ("beats" if worker.last_heartbeat_at else "unknown")
+
+
+def _runs(row: _Seen) -> str:
+    now = datetime.now(UTC)
+    shown = [
+        f"{job.id} {job.task_identifier} {times.lasting((now - job.locked_at).total_seconds())}"
+        for job in row.runs[:_FEW]
+    ]
+    more = [f"and {len(row.runs) - _FEW} more"] if len(row.runs) > _FEW else []
+    return ", ".join([*shown, *more])
+
+
+_STYLES = {"ready": "green", "dead": "red", "silent": "red", "unknown": "dim"}
+_WORKERS: list[Column[_Seen]] = [
+    Column(title="WORKER", value=lambda row: row.worker.id),
+    Column(title="LANGUAGE", value=lambda row: row.worker.language),
+    Column(title="HOST", value=lambda row: row.worker.host),
+    Column(title="PID", value=lambda row: row.worker.pid, right=True),
+    Column(
+        title="STATE",
+        value=lambda row: _state(row.worker),
+        style=lambda row: _STYLES.get(_state(row.worker), "yellow"),
+    ),
+    Column(
+        title="HEARTBEAT",
+        value=lambda row: row.worker.last_heartbeat_at,
+        short=lambda row: "" if row.worker.silence is None else f"{times.lasting(row.worker.silence)} ago",
+    ),
+    Column(title="SLOTS", value=lambda row: row.worker.concurrency, right=True),
+    Column(title="JOBS", value=lambda row: row.worker.jobs, right=True),
+    Column(title="QUEUES", value=lambda row: row.worker.queues, right=True),
+    Column(
+        title="RUNS",
+        value=lambda row: as_json_text([[job.id, job.task_identifier] for job in row.runs]),
+        short=_runs,
+        folds=True,
+    ),
+]
+
+
+@verb("workers", "workers", "workers --json | jq '.[] | select(.state == \"dead\") | .id'")
+@json_flag
+def workers(settings: Mapping[str, Value], *, as_json: bool) -> None:
+    """List the workers, and what each runs now.
+
+    Workers of this library and of the Rust port send heartbeats. Those of Node do not, and are known only
+    while they hold jobs or queues; what a dead one of theirs holds is free after four hours, or by unlock.
+    """
+    asyncio.run(_workers(settings, as_json=as_json))
+
+
+async def _workers(settings: Mapping[str, Value], *, as_json: bool) -> None:
+    async with queue_of(settings) as utils:
+        found = await utils.workers()
+        runs: defaultdict[str, list[RunningJob]] = defaultdict(list)
+        for job in await utils.many.running():
+            runs[job.locked_by].append(job)
+    columns = _WORKERS
+    if on_terminal():
+        columns = [
+            column for column in _WORKERS if column.title not in {"HOST", "PID"} or _any(found, column)
+        ]
+    with printed_rows(columns, _as_object, as_json=as_json) as rows:
+        rows.add(_Seen(worker, runs[worker.id]) for worker in found)
+    if not found and not as_json and on_terminal():
+        tell("There is no worker with a heartbeat, and none that holds anything.")
+
+
+def _any(found: list[WorkerInfo], column: Column[_Seen]) -> bool:
+    shown: Callable[[_Seen], object] = column.value
+    return any(shown(_Seen(worker, [])) is not None for worker in found)
+
+
+def _as_object(row: _Seen) -> dict[str, object]:
+    fields = msgspec.structs.asdict(row.worker)
+    return {
+        **fields,
+        "state": _state(row.worker),
+        "lives": row.worker.lives,
+        "runs": [msgspec.structs.asdict(job) for job in row.runs],
+    }

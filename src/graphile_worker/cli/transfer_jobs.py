@@ -1,0 +1,91 @@
+"""``graphile-worker export`` and ``import``: jobs as lines of JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from graphile_worker.cli.flags import json_flag, queue_of, verb
+from graphile_worker.cli.printing import console, print_object, tell
+from graphile_worker.cli.selection import filter_flags, taken_filter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from graphile_worker.cli.settings import Value
+    from graphile_worker.many_jobs import JobFilter
+
+
+@verb("export", "export > jobs.jsonl", "export --state failed --output failed.jsonl")
+@filter_flags
+@click.option("-o", "--output", type=click.File("wb"), default="-", metavar="FILE", help="Where to write.")
+def export_jobs(settings: Mapping[str, Value], *, output: BinaryIO, **arguments: Any) -> None:
+    """Write jobs as JSON, a line each, for import.
+
+    A line has everything of a job but its lock: stop the workers first, or what they run will run again
+    where it is imported. The jobs stay where they are.
+    """
+    asyncio.run(_export(settings, output, taken_filter(arguments)))
+
+
+async def _export(settings: Mapping[str, Value], output: BinaryIO, chosen: JobFilter) -> None:
+    from graphile_worker.cli.bulk import jobs  # noqa: PLC0415
+
+    count = 0
+    async with queue_of(settings) as utils:
+        with _counter("Export jobs") as show:
+            async with aclosing(utils.many.export(chosen)) as pages:
+                async for lines in pages:
+                    output.write(b"\n".join(lines) + b"\n")
+                    count += len(lines)
+                    show(count)
+    output.flush()
+    tell(f"Exported {jobs(count)}.")
+
+
+@verb("import", "import jobs.jsonl", "import jobs.jsonl --new-ids", "import - < jobs.jsonl")
+@click.argument("file", type=click.File("rb"))
+@click.option("--new-ids", is_flag=True, help="Give the jobs other ids than they had.")
+@json_flag
+def import_jobs(settings: Mapping[str, Value], *, file: BinaryIO, new_ids: bool, as_json: bool) -> None:
+    """Add the jobs that export wrote.
+
+    All of them or, if one cannot be added, none. They are as they were, their ids too, so that nothing is
+    imported twice: if there is one with the same id or the same key already, it is refused. A database with
+    jobs of its own needs --new-ids; then only keys tell what is there already.
+    """
+    asyncio.run(_import(settings, file, new_ids=new_ids, as_json=as_json))
+
+
+async def _import(settings: Mapping[str, Value], file: BinaryIO, *, new_ids: bool, as_json: bool) -> None:
+    from graphile_worker.cli.bulk import jobs  # noqa: PLC0415
+
+    count = 0
+    async with queue_of(settings) as utils:
+        with _counter("Import jobs") as show:
+            async with aclosing(utils.many.import_lines(file, new_ids=new_ids)) as steps:
+                async for step in steps:
+                    count = step.jobs
+                    show(count)
+    if as_json:
+        print_object({"imported": count})
+    else:
+        click.echo(f"Imported {jobs(count)}.")
+
+
+@contextmanager
+def _counter(what: str) -> Iterator[Callable[[int], None]]:
+    """How far it came, for a person who waits."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.progress import Progress, SpinnerColumn, TextColumn  # noqa: PLC0415
+
+    columns = (SpinnerColumn(), TextColumn(f"{what}: {{task.completed:,}}"))
+    with Progress(*columns, console=console(errors=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda count: bar.update(task, completed=count)

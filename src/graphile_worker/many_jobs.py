@@ -1,0 +1,175 @@
+"""Very many jobs: counting them, changing them batch by batch, taking them out and putting them in."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from graphile_worker._db import many, queries, transfer
+from graphile_worker._db.failures import translated
+from graphile_worker.stats import QueueStats, RunningJob
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+
+    from graphile_worker._db.many import Left
+    from graphile_worker._db.session import Session
+    from graphile_worker._db.transfer import Imported
+    from graphile_worker.job import Job
+
+BATCH = 1000
+"""Jobs that are changed in one transaction."""
+
+
+class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs for which all holds that is given; see `WorkerUtils.list_jobs`."""
+
+    task: str | None = None
+    queue_name: str | None = None
+    state: str | None = None
+    key: str | None = None
+    locked_by: str | None = None
+    text: str | None = None
+
+    def parts(self) -> dict[str, object]:
+        """As the statements have it."""
+        return {
+            "having_task": self.task,
+            "having_queue_name": self.queue_name,
+            "having_state": self.state,
+            "having_key": self.key,
+            "having_locked_by": self.locked_by,
+            "having_text": None if self.text is None else queries.containing(self.text),
+        }
+
+
+class Change(NamedTuple):
+    """What is to be done with jobs."""
+
+    name: str
+    arguments: Sequence[object] = ()
+    among: Sequence[str] = ("not_running",)
+    """Which jobs it can be done with."""
+
+
+class Batch(NamedTuple):
+    """What one transaction did."""
+
+    seen: int
+    changed: Sequence[int]
+    requested: int = 0
+    """Of those changed: jobs that run, whose workers were asked to cancel them."""
+
+
+class ManyJobs:
+    """Does things with more jobs than fit into one transaction, or into memory."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._schema = session.schema
+
+    async def count(self, chosen: JobFilter, change: Change) -> int:
+        """How many jobs the change can be done with."""
+        filters = {**chosen.parts(), **dict.fromkeys(change.among, True)}
+        return await self._session.call(lambda on: many.count(on, self._schema, filters))
+
+    async def change(self, change: Change, chosen: JobFilter | Iterable[int]) -> AsyncGenerator[Batch]:
+        """Change all that are chosen, a batch whenever the next is asked for.
+
+        Whoever stops in between has changed the jobs of some batches, and none of the others. Jobs that are
+        added meanwhile are not chased.
+        """
+        among = dict.fromkeys(change.among, True)
+        if not isinstance(chosen, JobFilter):
+            ids = iter(chosen)
+            while some := list(islice(ids, BATCH)):
+                _, batch = await self._batch(change, {"having_id_any": some, **among})
+                yield batch._replace(seen=len(some))
+            return
+        upto = await self._session.call(lambda on: many.highest_id(on, self._schema))
+        after = -1
+        while True:
+            filters = {**chosen.parts(), **among, "after_id": after, "up_to_id": upto}
+            last, batch = await self._batch(change, filters)
+            if not batch.seen:
+                return
+            yield batch
+            after = last
+
+    async def _batch(self, change: Change, filters: Mapping[str, object]) -> tuple[int, Batch]:
+        schema = self._schema
+        if change.name == "cancel":
+            reason = str(change.arguments[0])
+            seen, answers = await self._session.call(
+                lambda on: many.cancel_batch(on, schema, filters, reason, limit=BATCH)
+            )
+            requested = sum(answer == "requested" for answer in answers.values())
+            return max(seen, default=0), Batch(len(seen), sorted(answers), requested)
+        seen, changed = await self._session.call(
+            lambda on: many.change_batch(on, schema, change.name, filters, change.arguments, limit=BATCH)
+        )
+        return max(seen, default=0), Batch(len(seen), changed)
+
+    async def explain_left(self, ids: Iterable[int]) -> list[Left]:
+        """Of jobs that were not changed: those that are there, and where they stand."""
+        found: list[Left] = []
+        rest = iter(ids)
+        while some := list(islice(rest, BATCH)):
+            found += await self._session.call(partial(many.explain_left, schema=self._schema, ids=some))
+        return found
+
+    async def pages(
+        self, chosen: JobFilter, *, after: int | None = None, size: int = BATCH
+    ) -> AsyncGenerator[list[Job]]:
+        """All that are chosen, some at a time, in the order of their ids."""
+        last = -1 if after is None else after
+        while True:
+            filters = {**chosen.parts(), "after_id": last, "first_jobs": size}
+            page = await self._session.call(partial(many.read_page, schema=self._schema, filters=filters))
+            if page:
+                yield page
+            if len(page) < size:
+                return
+            last = page[-1].id
+
+    async def export(self, chosen: JobFilter) -> AsyncGenerator[list[bytes]]:
+        """All that are chosen, as lines of JSON, some at a time and in the order of their ids."""
+        after = -1
+        while True:
+            filters = {**chosen.parts(), "after_id": after, "first_jobs": BATCH}
+            lines, last = await self._session.call(
+                partial(transfer.export_page, schema=self._schema, filters=filters)
+            )
+            if not lines:
+                return
+            yield lines
+            after = last
+
+    async def import_lines(self, lines: Iterable[bytes], *, new_ids: bool) -> AsyncGenerator[Imported]:
+        """Put jobs in, all of them or none; yields how far it came.
+
+        Args:
+            lines: Those that `export` gave.
+            new_ids: Whether they get other ids; otherwise there must be none with these.
+        """
+        with translated(self._schema):
+            async with self._session.connection() as on:
+                async for imported in transfer.import_lines(on, self._schema, lines, new_ids=new_ids):
+                    yield imported
+
+    async def queues(
+        self, names: Sequence[str] | None = None, *, only_locked: bool = False, limit: int | None = None
+    ) -> list[QueueStats]:
+        """Serial queues, those with most jobs first: one pass over the jobs."""
+        rows = await self._session.call(
+            lambda on: queries.count_queues(on, self._schema, names, only_locked=only_locked, limit=limit)
+        )
+        return [QueueStats(**dict(row)) for row in rows]
+
+    async def running(self) -> list[RunningJob]:
+        """All jobs that somebody has locked, those locked first at the beginning: one pass over the jobs."""
+        rows = await self._session.call(lambda on: queries.list_running(on, self._schema))
+        return [RunningJob(**{**dict(row), "task_identifier": row["task_identifier"] or ""}) for row in rows]

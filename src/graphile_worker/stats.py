@@ -1,0 +1,79 @@
+"""How many jobs there are, as values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+
+
+class TaskStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How many jobs of one task, or of all tasks, are in each state."""
+
+    ready: int = 0
+    scheduled: int = 0
+    running: int = 0
+    failed: int = 0
+    oldest_due: datetime | None = None
+    """Since when the job that waits longest has been due."""
+
+    @property
+    def total(self) -> int:
+        """Jobs in any state."""
+        return self.ready + self.scheduled + self.running + self.failed
+
+
+class Stats(TaskStats, frozen=True, kw_only=True):
+    """How many jobs there are, in all and by task."""
+
+    tasks: dict[str, TaskStats]
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[Any]) -> Self:
+        """From what the database counted, a row a task."""
+        tasks = {
+            row["identifier"] or f"(unknown task {row['task_id']})": TaskStats(
+                ready=row["ready"],
+                scheduled=row["scheduled"],
+                running=row["running"],
+                failed=row["failed"],
+                oldest_due=row["oldest_due"],
+            )
+            for row in rows
+        }
+        return cls(
+            ready=sum(task.ready for task in tasks.values()),
+            scheduled=sum(task.scheduled for task in tasks.values()),
+            running=sum(task.running for task in tasks.values()),
+            failed=sum(task.failed for task in tasks.values()),
+            oldest_due=min((task.oldest_due for task in tasks.values() if task.oldest_due), default=None),
+            tasks=tasks,
+        )
+
+
+class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A serial queue, and what waits in it."""
+
+    queue_name: str
+    locked_by: str | None = None
+    locked_at: datetime | None = None
+    jobs: int = 0
+    """In any state."""
+    ready: int = 0
+    failed: int = 0
+    oldest_due: datetime | None = None
+    """Since when the job that waits longest has been due."""
+
+
+class RunningJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that somebody has locked, without its payload."""
+
+    id: int
+    task_identifier: str
+    queue_name: str | None
+    locked_by: str
+    locked_at: datetime

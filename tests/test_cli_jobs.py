@@ -1,0 +1,325 @@
+"""Adding, listing and showing jobs from the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from graphile_worker.cli.printing import clean
+from graphile_worker.cli.times import both, from_now, iso, read_moment
+from graphile_worker.testing import Databases
+from support.commands import COMMAND, Cli
+from support.jobs import add, bring_to, count, existing, lock
+
+
+@pytest.fixture(scope="session")
+def databases(default_databases: Databases) -> Databases:
+    return default_databases
+
+
+@pytest.fixture
+def cli(database: str, tmp_path: Path) -> Cli:
+    return Cli(database, tmp_path)
+
+
+class TestAdd:
+    async def test_it_prints_the_id(self, db: asyncpg.Connection, cli: Cli) -> None:
+        job_id = int(await cli.out("add", "hello", '{"name": "Ann"}'))
+        job = await existing(db, job_id)
+        assert json.loads(job["payload"]) == {"name": "Ann"}
+        assert (await existing(db, int(await cli.out("add", "hello"))))["payload"] == "{}"
+
+    async def test_every_option(self, db: asyncpg.Connection, cli: Cli) -> None:
+        added = await cli.json(
+            *("add", "hello", "[1]", "--queue", "q", "--run-at", "2h", "--max-attempts", "3"),
+            *(
+                "--key",
+                "k",
+                "--key-mode",
+                "preserve-run-at",
+                "--priority",
+                "-5",
+                "--flag",
+                "b",
+                "--flag",
+                "a",
+            ),
+        )
+        job = await existing(db, added["id"])
+        assert {**added, "run_at": 0, "created_at": 0, "updated_at": 0} == {
+            "id": job["id"],
+            "task_identifier": "hello",
+            "queue_name": "q",
+            "state": "scheduled",
+            "payload": [1],
+            "priority": -5,
+            "run_at": 0,
+            "attempts": 0,
+            "max_attempts": 3,
+            "last_error": None,
+            "key": "k",
+            "locked_by": None,
+            "locked_at": None,
+            "flags": ["a", "b"],
+            "revision": 0,
+            "created_at": 0,
+            "updated_at": 0,
+        }
+        assert job["run_at"] - job["created_at"] == timedelta(hours=2)
+
+    async def test_the_payload_may_come_from_a_file_or_from_standard_input(
+        self, db: asyncpg.Connection, cli: Cli
+    ) -> None:
+        (cli.folder / "payload.json").write_text('{"ä": 12345678901234567890}')
+        job = await existing(db, int(await cli.out("add", "hello", "@payload.json")))
+        assert json.loads(job["payload"]) == {"ä": 12345678901234567890}
+        job = await existing(db, int(await cli.out("add", "hello", "-", given='"x"\n')))
+        assert job["payload"] == '"x"'
+
+    async def test_a_key_that_is_in_use(self, db: asyncpg.Connection, cli: Cli) -> None:
+        first = await cli.out("add", "hello", "1", "--key", "k")
+        assert await cli.out("add", "hello", "2", "--key", "k") == first
+        assert await cli.out("add", "hello", "3", "--key", "k", "--key-mode", "unsafe_dedupe") == first
+        assert (await existing(db, int(first)))["payload"] == "2"
+
+    @pytest.mark.parametrize(
+        ("arguments", "code", "says"),
+        [
+            (["hello", "--key-mode", "replace"], 2, "it needs --key."),
+            (["hello", "--key", "k", "--key-mode", "other"], 2, "'other' is not one of"),
+            (["hello", "{name: Ann}"], 2, "PAYLOAD is not JSON"),
+            (["hello", "-"], 2, "What came from standard input is not JSON"),
+            (["hello", "@nowhere.json"], 1, "nowhere.json cannot be read: No such file or directory."),
+            (["hello", "--run-at", "2030-01-01T12:00"], 2, "2030-01-01T12:00Z in UTC"),
+            (["hello", "--run-at", "soon"], 2, "it must be now, a time from now (90s, 5m, 2h, 1d)"),
+            (["hello", "--max-attempts", "0"], 2, "is not in the range 1<=x<=32767"),
+            (["hello", "--priority", "40000"], 2, "is not in the range"),
+            (["x" * 129], 1, "identifier is"),
+            (["hello", "--queue", ""], 1, "queue_name is ''; it must have 1 to 128 characters."),
+            ([], 2, "Missing argument 'TASK'."),
+        ],
+    )
+    async def test_mistakes(
+        self, db: asyncpg.Connection, cli: Cli, arguments: list[str], code: int, says: str
+    ) -> None:
+        done = await cli("add", *arguments)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert says in done.stderr
+        assert "Traceback" not in done.stderr
+        assert await count(db) == 0
+
+    async def test_on_a_terminal_it_says_more(self, cli: Cli) -> None:
+        with cli.terminal("add", "hello", "--run-at", "2h") as terminal:
+            assert await terminal.end() == 0
+        assert "Added job 1: hello, due 20" in terminal.text
+        assert "(in 1 h)" in terminal.text
+
+    async def test_without_a_schema(self, empty_database: str, tmp_path: Path) -> None:
+        done = await Cli(empty_database, tmp_path)("add", "hello")
+        assert done.returncode == 1
+        assert "is not installed in this database" in done.stderr
+        assert "graphile-worker --schema-only" in done.stderr
+
+
+async def many_kinds(db: asyncpg.Connection) -> dict[str, int]:
+    """A job of each kind."""
+    ids = {
+        "ready": (await add(db, "mail", payload={"to": "Ann"}))["id"],
+        "later": (await add(db, "mail", run_at=datetime(2040, 1, 1, tzinfo=UTC)))["id"],
+        "queued": (await add(db, "report", queue_name="q", payload={"a": "50%_off"}))["id"],
+        "keyed": (await add(db, "report", job_key="k"))["id"],
+        "failed": (await add(db, "report", max_attempts=1))["id"],
+        "running": (await add(db, "report"))["id"],
+    }
+    await bring_to(db, "failed", ids["failed"])
+    await lock(db, ids["running"], by="pool-1")
+    return ids
+
+
+class TestList:
+    @pytest.mark.parametrize(
+        ("flags", "expected"),
+        [
+            ([], ["ready", "later", "queued", "keyed", "failed", "running"]),
+            (["--task", "mail"], ["ready", "later"]),
+            (["--queue", "q"], ["queued"]),
+            (["--state", "ready"], ["ready", "queued", "keyed"]),
+            (["--state", "scheduled"], ["later"]),
+            (["--state", "running"], ["running"]),
+            (["--state", "failed"], ["failed"]),
+            (["--key", "k"], ["keyed"]),
+            (["--worker", "pool-1"], ["running"]),
+            (["--text", "ann"], ["ready"]),
+            (["--text", "50%_"], ["queued"]),
+            (["--text", "oops"], ["failed"]),
+            (["--task", "report", "--state", "ready"], ["queued", "keyed"]),
+            (["--task", "nothing"], []),
+            (["--after", "3", "--limit", "2"], ["keyed", "failed"]),
+        ],
+    )
+    async def test_filters(
+        self, db: asyncpg.Connection, cli: Cli, flags: list[str], expected: list[str]
+    ) -> None:
+        ids = await many_kinds(db)
+        printed = await cli.out("list", "--ids", *flags)
+        assert printed.split() == [str(ids[name]) for name in expected]
+
+    async def test_a_line_a_job_with_tabs_between(self, db: asyncpg.Connection, cli: Cli) -> None:
+        run_at = datetime(2030, 1, 1, 12, 0, 0, 5, tzinfo=UTC)
+        payload = {"text": "x" * 500}
+        job = await add(db, "mail\t\x1b[2J", payload=payload, queue_name="q\nr", run_at=run_at, job_key="k")
+        await db.execute("update graphile_worker._private_jobs set last_error = E'one\\ntwo', attempts = 2")
+        assert await cli.out("list") == (
+            f"{job['id']}\tscheduled\tmail\\t\\x1b[2J\tq\\nr\t2030-01-01T12:00:00.000005Z\t2/25\t0\tk\t\t"
+            f"{json.dumps(payload, separators=(',', ':'))}\tone\\ntwo\n"
+        )
+
+    async def test_pages(self, db: asyncpg.Connection, cli: Cli) -> None:
+        await db.execute("select graphile_worker.add_job('x') from generate_series(1, 2100)")
+        assert len((await cli.out("list")).splitlines()) == 2100
+        assert len(await cli.json("list")) == 2100
+        done = await cli("list", "--limit", "2000", "--ids")
+        assert done.stdout.split()[-1] == "2000"
+        assert done.stderr == "There are more: go on with --after 2000, or take more with --limit.\n"
+        done = await cli("list", "--after", "2000", "--limit", "100", "--ids")
+        assert (done.stdout.split()[0], done.stdout.split()[-1], done.stderr) == ("2001", "2100", "")
+        assert len(await cli.json("list", "--limit", "1")) == 1
+
+    async def test_a_table_on_a_terminal(self, db: asyncpg.Connection, cli: Cli) -> None:
+        await many_kinds(db)
+        await db.execute("select graphile_worker.add_job('x', json_build_object('l', repeat('long', 50)))")
+        with cli.terminal("list") as terminal:
+            assert await terminal.end() == 0
+        lines = terminal.text.splitlines()
+        assert lines[0].split() == [
+            "ID",
+            "STATE",
+            "TASK",
+            "QUEUE",
+            "DUE",
+            "TRIES",
+            "KEY",
+            "WORKER",
+            "PAYLOAD",
+            "ERROR",
+        ]
+        assert lines[1].split()[:3] == ["1", "ready", "mail"]
+        assert "(in " in lines[2]
+        assert lines[7].rstrip().endswith("…"), "payloads are shortened"
+        assert "\x1b[31mfailed" in terminal.raw, "with colours"
+
+    async def test_a_terminal_gets_a_screen(self, db: asyncpg.Connection, cli: Cli) -> None:
+        with cli.terminal("list") as terminal:
+            assert await terminal.end() == 0
+        assert terminal.text == "There is no such job.\n"
+        await db.execute("select graphile_worker.add_job('x') from generate_series(1, 60)")
+        with cli.terminal("list") as terminal:
+            assert await terminal.end() == 0
+        assert len(terminal.text.splitlines()) == 52
+        assert "go on with --after 50" in terminal.text
+
+    async def test_whoever_reads_may_have_seen_enough(self, db: asyncpg.Connection, cli: Cli) -> None:
+        await db.execute("select graphile_worker.add_job('x') from generate_series(1, 20000)")
+        process = await asyncio.create_subprocess_shell(
+            f"{COMMAND} list | head -1",
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=cli.environment,
+            cwd=cli.folder,
+        )
+        out, error = await process.communicate()
+        assert (out.split()[0], error) == (b"1", b"")
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (["--limit", "0"], "is not in the range x>=1"),
+            (["--limit", "-1"], "is not in the range x>=1"),
+            (["--after", "-1"], "is not in the range x>=0"),
+            (["--state", "locked"], "is not one of 'ready', 'scheduled', 'running', 'failed'"),
+            (["--ids", "--json"], "--ids and --json cannot be combined."),
+            (["--tsak", "x"], "'--task'"),
+        ],
+    )
+    async def test_mistakes(self, cli: Cli, arguments: list[str], says: str) -> None:
+        done = await cli("list", *arguments)
+        assert done.returncode == 2
+        assert says in done.stderr
+
+
+class TestShow:
+    async def test_all_of_a_job(self, db: asyncpg.Connection, cli: Cli) -> None:
+        job = await add(db, "mail", payload={"to": ["Ann", "x" * 300]}, job_key="k", flags=["b", "a"])
+        await db.execute("update graphile_worker._private_jobs set last_error = E'one\\ntwo\\x1b[2J'")
+        text = await cli.out("show", str(job["id"]))
+        assert "x" * 300 in text
+        fields = dict(line.split("  ", 1) for line in text.splitlines() if line[0] != " " and "  " in line)
+        assert fields["id"].strip() == str(job["id"])
+        assert fields["flags"].strip() == "a, b"
+        assert fields["run_at"].strip() == iso(job["run_at"])
+        assert "one\n" in text
+        assert " two\\x1b[2J\n" in text
+        [shown] = await cli.json("show", "--key", "k")
+        assert shown["payload"] == {"to": ["Ann", "x" * 300]}
+        with cli.terminal("show", "1") as terminal:
+            assert await terminal.end() == 0
+        assert " ago)" in terminal.text or "(now)" in terminal.text
+
+    async def test_several_from_standard_input(self, db: asyncpg.Connection, cli: Cli) -> None:
+        await many_kinds(db)
+        ids = await cli.out("list", "--ids", "--task", "mail")
+        assert [job["id"] for job in await cli.json("show", "-", given=ids)] == [1, 2]
+
+    async def test_those_that_are_not_there_are_named(self, db: asyncpg.Connection, cli: Cli) -> None:
+        await add(db)
+        done = await cli("show", "1", "7", "--json")
+        assert (done.returncode, done.stderr) == (1, "There is no job 7.\n")
+        assert [job["id"] for job in json.loads(done.stdout)] == [1]
+        done = await cli("show", "--key", "k")
+        assert (done.returncode, done.stderr) == (1, "There is no job with the key 'k'.\n")
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            ([], "Name jobs by their ids, or one by --key."),
+            (["1", "--key", "k"], "Name jobs by their ids, or one by --key."),
+            (["seven"], "'seven' is no id of a job: ids are numbers, such as 42."),
+            (["9223372036854775808"], "is no id of a job"),
+        ],
+    )
+    async def test_mistakes(self, cli: Cli, arguments: list[str], says: str) -> None:
+        done = await cli("show", *arguments)
+        assert done.returncode == 2
+        assert says in done.stderr
+
+
+class TestTimes:
+    @pytest.mark.parametrize(
+        ("text", "moment"),
+        [
+            ("now", timedelta(0)),
+            ("90s", timedelta(seconds=90)),
+            ("+1.5h", timedelta(minutes=90)),
+            ("2d", timedelta(days=2)),
+            ("1w", timedelta(days=7)),
+            ("2030-01-31T12:00Z", datetime(2030, 1, 31, 12, tzinfo=UTC)),
+            ("2030-01-31 13:00+01:00", datetime(2030, 1, 31, 12, tzinfo=UTC)),
+        ],
+    )
+    def test_read(self, text: str, moment: object) -> None:
+        assert read_moment(text) == moment
+
+    @pytest.mark.parametrize("text", ["", "5", "-5m", "tomorrow", "2030-01-31", "99999999w", "12:00"])
+    def test_refused(self, text: str) -> None:
+        with pytest.raises(ValueError, match=r"."):
+            read_moment(text)
+
+    def test_the_ends_of_the_calendar(self) -> None:
+        for moment in (datetime.max.replace(tzinfo=UTC), datetime.min.replace(tzinfo=UTC)):
+            assert "(" in both(moment)
+            assert clean(from_now(moment))
