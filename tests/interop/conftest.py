@@ -56,22 +56,26 @@ async def _shared(databases: Databases, version: str, installed_by: str, stack: 
     params=[(version, by) for version in VERSIONS for by in (OURS, NPMS)],
     ids=lambda given: f"{given[0]} on {given[1]} schema",
 )
-async def shared(request: pytest.FixtureRequest, default_databases: Databases) -> AsyncIterator[Shared]:
+async def shared(
+    request: pytest.FixtureRequest, graphile_worker_databases: Databases
+) -> AsyncIterator[Shared]:
     """For what depends on the functions in the schema: each release on a schema of either side."""
     async with AsyncExitStack() as stack:
         version, installed_by = request.param
-        yield await _shared(default_databases, version, installed_by, stack)
+        yield await _shared(graphile_worker_databases, version, installed_by, stack)
 
 
 @pytest.fixture(params=VERSIONS)
-async def beside(request: pytest.FixtureRequest, default_databases: Databases) -> AsyncIterator[Shared]:
+async def beside(
+    request: pytest.FixtureRequest, graphile_worker_databases: Databases
+) -> AsyncIterator[Shared]:
     """For what depends on the workers: each release, on our schema."""
     async with AsyncExitStack() as stack:
-        yield await _shared(default_databases, request.param, OURS, stack)
+        yield await _shared(graphile_worker_databases, request.param, OURS, stack)
 
 
 @pytest.fixture
-async def newest(default_databases: Databases) -> AsyncIterator[Shared]:
+async def newest(graphile_worker_databases: Databases) -> AsyncIterator[Shared]:
     """For what does not depend on the release."""
     async with AsyncExitStack() as stack:
-        yield await _shared(default_databases, VERSIONS[0], OURS, stack)
+        yield await _shared(graphile_worker_databases, VERSIONS[0], OURS, stack)

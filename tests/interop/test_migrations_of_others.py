@@ -31,8 +31,8 @@ BREAKING = """
 
 
 @pytest.fixture
-async def empty(default_databases: Databases) -> AsyncIterator[str]:
-    async with default_databases.fresh(empty=True) as dsn:
+async def empty(graphile_worker_databases: Databases) -> AsyncIterator[str]:
+    async with graphile_worker_databases.fresh(empty=True) as dsn:
         yield dsn
 
 

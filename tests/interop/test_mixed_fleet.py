@@ -1,4 +1,4 @@
-"""Node's workers and ours on one queue, killed, stopped and frozen at random; and an audit of all that ran."""
+"""Node's workers and ours on one queue, killed, stopped and frozen at random; and audited afterwards."""
 
 from __future__ import annotations
 

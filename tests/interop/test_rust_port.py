@@ -66,9 +66,9 @@ class RustWorker:
 
 
 @pytest.fixture(params=["ours", "the port's"])
-async def dsn(request: pytest.FixtureRequest, default_databases: Databases) -> AsyncIterator[str]:
+async def dsn(request: pytest.FixtureRequest, graphile_worker_databases: Databases) -> AsyncIterator[str]:
     """A database whose schema we installed; or one that the port did, by what can be told apart."""
-    async with default_databases.fresh() as dsn:
+    async with graphile_worker_databases.fresh() as dsn:
         if request.param != "ours":
             db = await asyncpg.connect(dsn)
             await db.execute("update graphile_worker.migrations set breaking = false where id = 19")

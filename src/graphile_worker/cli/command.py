@@ -172,9 +172,7 @@ def check_crontab(ctx: click.Context, paths: tuple[Path, ...]) -> None:
         ctx.exit(1)
 
 
-@cron.command(
-    "next", context_settings=CONTEXT, epilog="\b\nExample: graphile-worker cron next '*/5 * * * *'"
-)
+@cron.command("next", context_settings=CONTEXT, epilog="\b\nExample: graphile-worker cron next '*/5 * * * *'")
 @click.argument("pattern")
 @click.option("--tz", metavar="ZONE", help="The time zone of the pattern, such as Europe/Paris.")
 @click.option("-n", "--count", metavar="N", type=click.IntRange(1, 1000), default=5, help="How many to show.")
