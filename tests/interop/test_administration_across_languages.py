@@ -204,3 +204,30 @@ async def test_a_cleanup_by_one_side_while_the_other_runs_costs_no_job(shared: S
         await until(is_done, f"job {number} ran")
     await tools.clean_up(*EVERYTHING, keep=keep)
     assert await shared.db.fetchval("select count(*) from graphile_worker._private_job_queues") == 0
+
+
+@pytest.mark.parametrize("error", [None, "as told"], ids=["ends well", "fails"])
+async def test_a_job_that_runs_in_node_is_not_stopped_by_cancelling_it_but_will_not_run_again(
+    beside: Shared, error: str | None
+) -> None:
+    job_id = await beside.python.add("hold", queue_name="q")
+    await beside.node.start("hold")
+    await beside.python.start("see")
+    await beside.node.until_begun(job_id)
+    assert await beside.utils.cancel_job(job_id, "not needed") == "requested"
+    await beside.node.release(job_id, error)
+
+    async def ended() -> bool:
+        job = await get(beside.db, job_id)
+        return job is None or job["locked_at"] is None
+
+    await until(ended, "it ends in its own time")
+    if error is None:
+        assert await get(beside.db, job_id) is None
+        return
+
+    async def is_over() -> bool:
+        return not (await existing(beside.db, job_id))["is_available"]
+
+    await until(is_over, "our worker sees to it that it is not tried again")
+    assert (await existing(beside.db, job_id))["last_error"] == "Cancelled: not needed"

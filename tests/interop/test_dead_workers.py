@@ -94,3 +94,19 @@ async def test_jobs_of_a_killed_worker_of_ours_run_in_node_once_another_of_ours_
 
 async def is_gone(shared: Shared, job_id: int) -> bool:
     return await get(shared.db, job_id) is None
+
+
+async def test_the_command_names_a_killed_node_worker_and_unlocks_it(beside: Shared) -> None:
+    job_id, pool = await kill_node_with_a_job(beside)
+
+    async def said(*arguments: str) -> str:
+        command = (sys.executable, "-m", "graphile_worker", *arguments, "-c", beside.dsn)
+        async with program(*command, with_errors=True) as running:
+            assert await running.end() == 0, running.text
+        return running.text
+
+    assert pool in await said("workers")
+    assert "Freed 1 job and 1 queues" in await said("unlock", pool)
+    job = await existing(beside.db, job_id)
+    assert (job["locked_by"], job["attempts"]) == (None, 1)
+    assert pool not in await said("workers")
