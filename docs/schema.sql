@@ -301,16 +301,15 @@ begin
       ), found as (
         select page.id, page.job_queue_id, page.run_at
         from page
-        where page.job_queue_id = any (array(select free.id from free))
-          and cardinality(tasks_with_queue) = 1 and not marked
+        where page.job_queue_id = any (array(select free.id from free)) and cardinality(tasks_with_queue) = 1
         union all
         -- Of queues that are ours the next job is found wherever it stands; and so with several tasks, for then
-        -- the page of one may end before the page of another begins; and with a mark, which may be behind it.
+        -- the page of one may end before the page of another begins.
         select job.id, job.job_queue_id, job.run_at
         from (
           select unnest(kept) as id
           union all
-          select free.id from free where marked or cardinality(tasks_with_queue) > 1
+          select free.id from free where cardinality(tasks_with_queue) > 1
         ) as queue
         cross join unnest(tasks_with_queue) as task (id)
         cross join lateral (
@@ -377,8 +376,8 @@ begin
     end if;
 
     if cardinality(candidate_ids) > 0 and (marked or level > first_level) then
-      -- A queue that was locked when we looked at a better level, or whose better jobs the mark leaves out, may be
-      -- free by now. Its jobs keep their order, so this level of it waits for the next look.
+      -- A queue that was locked when we looked at what comes before, or when the look did that set the mark, may be free
+      -- by now. Its jobs keep their order, so those that are not its first wait for the next look.
       select
         coalesce(array_agg(candidate.id), '{}'),
         coalesce(array_agg(candidate.queue_id), '{}'),
@@ -387,32 +386,40 @@ begin
         from unnest(candidate_ids, candidate_queues, candidate_times) as candidate (id, queue_id, run_at)
         where candidate.queue_id <> all (array(
           select queue.id
-          from (select distinct given.id from unnest(candidate_queues) as given (id)) as queue
+          from (
+            select given.queue_id as id, min(given.run_at) as run_at,
+              (array_agg(given.id order by given.run_at, given.id))[1] as job_id
+            from unnest(candidate_ids, candidate_queues, candidate_times) as given (id, queue_id, run_at)
+            group by given.queue_id
+          ) as queue
           cross join unnest(task_ids) as task (id)
           cross join lateral (
-            -- Level by level, because those that are due later must not be walked past.
-            with recursive better (priority) as (
-              select min(job.priority) from "graphile_worker"._private_jobs as job
+            -- The first of each level, because those that are due later must not be walked past.
+            with recursive other (priority, run_at, id) as (
+              (
+                select job.priority, job.run_at, job.id from "graphile_worker"._private_jobs as job
                 where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
-                  and job.task_id = task.id
-              union all
-              select (
-                select min(job.priority) from "graphile_worker"._private_jobs as job
-                where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
-                  and job.task_id = task.id and job.priority > better.priority
+                  and job.task_id = task.id and job.id <> all (candidate_ids) and job.id <> all (busy)
+                  and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+                order by job.priority, job.run_at, job.id limit 1
               )
-              from better where better.priority < level
+              union all
+              select job.* from other
+              cross join lateral (
+                select job.priority, job.run_at, job.id from "graphile_worker"._private_jobs as job
+                where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
+                  and job.task_id = task.id and job.priority > other.priority
+                  and job.id <> all (candidate_ids) and job.id <> all (busy)
+                  and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+                order by job.priority, job.run_at, job.id limit 1
+              ) as job
+              where other.run_at > as_of and other.priority < level
             )
-            select from better
-            where better.priority < level and exists (
-              select from "graphile_worker"._private_jobs as job
-              where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
-                and job.task_id = task.id and job.priority = better.priority and job.run_at <= as_of
-                and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
-                and job.id <> all (busy)
-            )
+            select from other
+            where other.run_at <= as_of
+              and (other.priority, other.run_at, other.id) < (level, queue.run_at, queue.job_id)
             limit 1
-          ) as waiting
+          ) as earlier
         ));
     end if;
 
