@@ -308,7 +308,7 @@ class TestCatchingUp:
         assert await desk.times() == [NEW_YEAR + n * MINUTE for n in range(3)]
         messages = "\n".join(record.message for record in caplog.records)
         assert "The cron item 'broken' cannot say when it is due" in messages
-        assert "No job of the cron item 'unstorable' is added: The database refused" in messages
+        assert "No job of the cron item 'unstorable' is added, but will be later: The database" in messages
 
     async def test_a_schedule_that_was_deleted_is_known_again(self, desk: Desk) -> None:
         scheduler = desk.scheduler("* * * * * t\n* * * * * u")
@@ -563,9 +563,43 @@ class TestUnderAWorker:
         scheduler._around = utils.through_middleware
         await desk.at(scheduler, NEW_YEAR)
         assert [job["identifier"] for job in await desk.jobs()] == ["t", "v"]
-        assert "No job of the cron item 'u' is added: not this one" in caplog.text
+        assert "No job of the cron item 'u' is added, but will be later: not this one" in caplog.text
         await desk.at(scheduler, NEW_YEAR + MINUTE)
         assert len(await desk.jobs()) == 4
+        Refuses.enqueue = Middleware.enqueue  # type: ignore[method-assign]
+        await desk.at(scheduler, NEW_YEAR + 2 * MINUTE)
+        assert [job["identifier"] for job in await desk.jobs()].count("u") == 3
+
+    async def test_a_trigger_that_refuses_one_item_does_not_stop_the_others_and_nothing_is_lost(
+        self, desk: Desk
+    ) -> None:
+        await desk.db.execute("""
+            create function refuse() returns trigger language plpgsql as $$
+            begin
+              if new.payload ->> 'a' = 'b' then raise exception 'not this one'; end if;
+              return new;
+            end $$;
+            create trigger refuse before insert on graphile_worker._private_jobs
+              for each row execute function refuse();
+        """)
+        scheduler = desk.scheduler("* * * * * t\n* * * * * u {a: 'b'}")
+        for n in range(3):
+            await desk.at(scheduler, NEW_YEAR + n * MINUTE)
+        assert await desk.times() == [NEW_YEAR + n * MINUTE for n in range(3)]
+        await desk.db.execute("drop trigger refuse on graphile_worker._private_jobs")
+        await desk.at(scheduler, NEW_YEAR + 2 * MINUTE)
+        assert await desk.times() == [NEW_YEAR + n * MINUTE for n in range(3) for _ in "tu"]
+
+    async def test_a_function_that_fails_once_loses_no_other_minute(self, desk: Desk) -> None:
+        def fails_once(at: datetime) -> bool:
+            if at.minute == 2:
+                raise ValueError("oh no")
+            return True
+
+        scheduler = desk.scheduler([CronItem("t", fails_once)])
+        await desk.at(scheduler, NEW_YEAR)
+        await desk.at(scheduler, NEW_YEAR + 5 * MINUTE)
+        assert await desk.times() == [NEW_YEAR + n * MINUTE for n in (0, 1, 3, 4, 5)]
 
     @pytest.mark.parametrize("local", [False, True])
     async def test_the_time_is_the_databases_unless_told_otherwise(

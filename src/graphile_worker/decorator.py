@@ -204,7 +204,8 @@ class CronDecorator:
                 overlap=overlap,
                 fill=fill,
             )
-            self.items = parse_cron_items([*self.items, item])
+            known = any(one.identifier == (identifier or task.identifier) for one in self.items)
+            self.items += parse_cron_items([*self.items, item])[-1:] if known else parse_cron_items([item])
             return thing
 
         return decorate
