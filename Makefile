@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 IN_PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all bench bench-binding bench-middleware bench-scaling chaos soak check format db-dump command-pages clean
+.PHONY: help demo test test-all bench bench-binding bench-middleware bench-scaling chaos chaos-mixed soak check format db-dump command-pages clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -36,6 +36,9 @@ bench-middleware: $(STAMP) ## Measure what middleware and listeners cost a job
 
 chaos: $(STAMP) peers ## Break everything under working workers, for MINUTES=10, by SEED=...; and audit it
 	$(BIN)/python -m chaos --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
+
+chaos-mixed: $(STAMP) peers ## Kill, stop and freeze Node's workers and ours on one queue, for MINUTES=10; and audit it
+	$(BIN)/python -m chaos --mixed --workers 2 --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 soak: $(STAMP) ## Run a million jobs and see what grows, in 4 minutes; or JOBS=N
 	$(BIN)/python -m benchmarks.soak $(if $(JOBS),--jobs $(JOBS))

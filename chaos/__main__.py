@@ -35,6 +35,8 @@ _MINUTES = 10.0
 _COMPARISON = 80.0
 _PHASES = 3
 _INTERRUPTED = 130
+_RATE, _MIXED_RATE = 40.0, 100.0
+_MIXED_FAULTS = ["kill", "term", "freeze"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,7 +58,8 @@ def _run(options: argparse.Namespace) -> int:
     folder: Path = options.output / f"{begun:%Y%m%d-%H%M%S}-seed-{options.seed}"
     campaign = _campaign(options)
     outcome, postgres = _perform(campaign, folder)
-    comparison = None if options.no_node or options.no_comparison else _compare(campaign, folder)
+    alone = options.no_node or options.no_comparison or options.mixed
+    comparison = None if alone else _compare(campaign, folder)
     facts = Facts(
         when=begun.strftime("%Y-%m-%d %H:%M UTC"),
         command=_command(options),
@@ -103,6 +106,8 @@ def _campaign(options: argparse.Namespace) -> Campaign:
         leases=Leases.scaled(options.scale),
         workers=options.workers,
         node=not options.no_node,
+        mixed=options.mixed,
+        rate=_MIXED_RATE if options.mixed else _RATE,
     )
 
 
@@ -114,7 +119,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         options.seed = random.SystemRandom().randrange(1_000_000)
     if options.workers < 1 or options.seconds <= 0 or options.scale <= 0:
         parser.error("--workers, --seconds, --minutes and --scale must be more than 0")
-    names = [name.strip() for name in options.faults.split(",")] if options.faults else list(KINDS)
+    usual = _MIXED_FAULTS if options.mixed else list(KINDS)
+    names = [name.strip() for name in options.faults.split(",")] if options.faults else usual
     if unknown := sorted(set(names) - set(KINDS)):
         parser.error(f"there is no fault {', '.join(unknown)}; there are: {', '.join(KINDS)}")
     options.faults = fitting(names, options.seconds, min(options.scale, 1.0))
@@ -123,6 +129,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     try:
         version("node")
     except Missing as missing:
+        if options.mixed:
+            parser.error(f"{missing}")
         if not options.no_node:
             print(f"Without npm's worker: {missing}", file=sys.stderr)
         options.no_node = True
@@ -139,6 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--scale", type=float, default=1.0, metavar="X", help="leases, and faults, X times as long"
     )
+    parser.add_argument("--mixed", action="store_true", help="as many of npm's workers, and hit as well")
     parser.add_argument("--no-node", action="store_true", help="without npm's worker")
     parser.add_argument("--no-comparison", action="store_true", help="do not do the same to npm's alone")
     parser.add_argument("--output", type=Path, default=_OUTPUT, metavar="FOLDER", help="for a folder a run")
@@ -153,6 +162,7 @@ def _command(options: argparse.Namespace) -> str:
     command += ["--workers", f"{options.workers}", "--scale", f"{options.scale:g}"]
     if len(options.faults) < len(KINDS):
         command += ["--faults", ",".join(options.faults)]
+    command += ["--mixed"] if options.mixed else []
     command += ["--no-node"] if options.no_node else []
     return shlex.join(command)
 

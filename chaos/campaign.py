@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from chaos.faults import FAULTS
-from chaos.feeder import NODE_TASKS, PYTHON_TASKS, ROLE, Feeder
+from chaos.feeder import NODE_TASKS, OFTEN_QUEUED, PYTHON_TASKS, ROLE, Feeder
 from chaos.fleet import NODE, PYTHON, Fleet, role_of
 from chaos.ledger import NODE_FREED, Fault, Ledger, LeftJob, LeftLock, Phase, now
 from chaos.scene import Scene
@@ -33,6 +33,7 @@ _LONG_JOB = 6.0
 _VERY_LONG = 1.2
 """Times the lease."""
 _MOST_LISTED = 10_000
+_OFTEN_QUEUED_IF_MIXED = 0.5
 _UNFINISHED = """
     select count(*) from graphile_worker._private_jobs
     where locked_by is not null or attempts < max_attempts"""
@@ -57,9 +58,23 @@ class Campaign:
     """Whether there is one of npm's workers among them."""
     only_node: bool = False
     """Whether there are only npm's workers, for the comparison."""
+    mixed: bool = False
+    """Whether there are as many of npm's workers as of ours, and are hit as well."""
     concurrency: int = 8
     rate: float = 40.0
     """Jobs that are added in a second."""
+
+    @property
+    def programs(self) -> list[str]:
+        """What runs in which slot."""
+        if self.only_node:
+            return [NODE] * self.workers
+        return [PYTHON] * self.workers + [NODE] * (self.workers if self.mixed else int(self.node))
+
+    @property
+    def hit(self) -> list[str]:
+        """Which of them are hit by themselves: npm's only if that is what the run is about."""
+        return self.programs if self.mixed else [self.programs[0]] * self.workers
 
     @property
     def quiet(self) -> float:
@@ -78,12 +93,19 @@ class Campaign:
         return seconds if seconds <= self.seconds / 4 else self.long_job
 
     @property
+    def tasks(self) -> list[str]:
+        """Those of the jobs; npm's workers have one of them."""
+        if self.only_node:
+            return NODE_TASKS
+        return NODE_TASKS + PYTHON_TASKS if self.mixed else PYTHON_TASKS
+
+    @property
     def planned(self) -> list[Planned]:
         """The faults; for npm's workers alone those of them that can be done to such."""
         faults = schedule(
-            self.seed, self.seconds, self.kinds, slots=self.workers, scale=min(self.leases.scale, 1.0)
+            self.seed, self.seconds, self.kinds, slots=len(self.hit), scale=min(self.leases.scale, 1.0)
         )
-        return [fault for fault in faults if KINDS[fault.kind].hits_node or not self.only_node]
+        return [fault for fault in faults if KINDS[fault.kind].hits_node or NODE not in self.hit]
 
 
 async def run_campaign(campaign: Campaign, folder: Path, tell: Callable[[str], None]) -> str:
@@ -122,29 +144,29 @@ async def _run(campaign: Campaign, folder: Path, phases: Ledger, tell: Callable[
 async def _assembled(campaign: Campaign, folder: Path) -> AsyncIterator[Scene]:
     async with AsyncExitStack() as stack:
         server = stack.enter_context(running_server())
-        programs = [NODE if campaign.only_node else PYTHON] * campaign.workers
-        if campaign.node:
-            programs.append(NODE)
-        await server.prepare([ROLE, *map(role_of, range(len(programs)))])
+        await server.prepare([ROLE, *map(role_of, range(len(campaign.programs)))])
         faults, processes, adds = (
             stack.enter_context(Ledger(folder / f"{name}.ledger")) for name in ("faults", "processes", "adds")
         )
         fleet = Fleet(processes, _REPLACEMENT * min(campaign.leases.scale, 1.0))
         stack.push_async_callback(fleet.close)
-        for program in programs:
-            await fleet.add(program, server, folder, campaign.leases, campaign.concurrency)
+        for program in campaign.programs:
+            # npm's as it comes, unless the run is about both.
+            ahead = program == PYTHON or campaign.mixed
+            await fleet.add(program, server, folder, campaign.leases, campaign.concurrency, ahead=ahead)
         feeder = Feeder(
             server,
             adds,
             seed=campaign.seed,
-            tasks=NODE_TASKS if campaign.only_node else PYTHON_TASKS,
+            tasks=campaign.tasks,
             rate=campaign.rate,
             long=campaign.long_job,
             very_long=campaign.very_long_job,
+            often_queued=_OFTEN_QUEUED_IF_MIXED if campaign.mixed else OFTEN_QUEUED,
         )
         stack.push_async_callback(feeder.close)
         await fleet.until_ready()
-        scene = Scene(server, fleet, feeder, faults, program=programs[0])
+        scene = Scene(server, fleet, feeder, faults, programs=frozenset(campaign.hit))
         if not campaign.only_node:
             fleet.on_node_exit = lambda worker: _free_what_node_held(scene, worker)
         fleet.watch()
@@ -168,7 +190,7 @@ async def _inject(scene: Scene, fault: Planned) -> None:
 async def _free_what_node_held(scene: Scene, worker: str | None = None) -> None:
     """What npm's worker held when it died would wait for four hours: do what an operator does.
 
-    It is never hit by itself, but when the server is away it may end, or lose the answer to its question.
+    Also if nothing hit it: when the server is away it may end, or lose the answer to its question.
     Without the name of one all are gone.
     """
     async with scene.freeing:

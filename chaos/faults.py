@@ -124,7 +124,7 @@ async def restart(scene: Scene, planned: Planned) -> None:
 
 async def terminate(scene: Scene, planned: Planned) -> None:
     """End some sessions, of the workers that may be hit and of whoever adds jobs."""
-    slots = scene.fleet.of(scene.program)
+    slots = scene.fleet.of(*scene.programs)
     roles = [role_of(slot.number) for slot in slots]
     with suppress(*Unreachable):
         sessions = await scene.server.sessions([*roles, ROLE])

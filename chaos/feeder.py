@@ -19,7 +19,8 @@ _QUEUES = 6
 _KEYS = 12
 _AFTER_TROUBLE = 0.2
 _BEHIND = 0.1
-_OFTEN_QUEUED, _OFTEN_KEYED, _OFTEN_LONG, _OFTEN_FAILING, _OFTEN_DOOMED = 0.35, 0.15, 0.08, 0.1, 0.02
+OFTEN_QUEUED = 0.35
+_OFTEN_KEYED, _OFTEN_LONG, _OFTEN_FAILING, _OFTEN_DOOMED = 0.15, 0.08, 0.1, 0.02
 _OFTEN_VERY_LONG = 0.004
 _FAILURES = 2
 """At most, for each makes the next wait longer: 2.7 s, 7.4 s, 20 s."""
@@ -36,6 +37,7 @@ class Feeder:
         rate: How many in a second.
         long: Seconds that a long job takes at most.
         very_long: Seconds that some take which cannot be interrupted.
+        often_queued: How many of them are in serial queues, from 0 to 1.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Feeder:
         rate: float,
         long: float,
         very_long: float,
+        often_queued: float = OFTEN_QUEUED,
     ) -> None:
         self._ledger = ledger
         self._chance = random.Random(seed)
@@ -55,6 +58,7 @@ class Feeder:
         self._rate = rate
         self._long = long
         self._very_long = very_long
+        self._often_queued = often_queued
         self._utils = WorkerUtils(server.dsn(ROLE))
         self._number = 0
         self.added = 0
@@ -123,7 +127,7 @@ class Feeder:
             fails = max_attempts = _DOOMED_ATTEMPTS
         queue = key = None
         later = 0.0
-        if chance.random() < _OFTEN_QUEUED:
+        if chance.random() < self._often_queued:
             queue = f"queue {chance.randrange(_QUEUES)}"
             seconds = min(seconds, self._long / 6)  # or what was blocked for a while never catches up
         elif fails == 0 and chance.random() < _OFTEN_KEYED:

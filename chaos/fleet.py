@@ -133,8 +133,10 @@ class Fleet:
         self._due: dict[int, float] = {}
         self._stack = AsyncExitStack()
 
-    async def add(self, program: str, server: Server, folder: Path, leases: Leases, concurrency: int) -> None:
-        """One more slot, with a worker; every third Python worker claims ahead."""
+    async def add(
+        self, program: str, server: Server, folder: Path, leases: Leases, concurrency: int, *, ahead: bool
+    ) -> None:
+        """One more slot, with a worker; of those that may claim ahead every third of a kind does."""
         number = len(self.slots)
         proxy, dsn = await self._stack.enter_async_context(proxied(server.dsn(role_of(number))))
         orders = Orders(
@@ -143,15 +145,15 @@ class Fleet:
             dsn=dsn,
             leases=leases,
             concurrency=concurrency,
-            prefetch=_PREFETCH if number % 3 == 1 else 0,
+            prefetch=_PREFETCH if ahead and len(self.of(program)) % 3 == 1 else 0,
         )
         slot = Slot(number, program, proxy, orders, folder / f"worker-{number}.log")
         slot.start()
         self.slots.append(slot)
 
-    def of(self, program: str) -> list[Slot]:
-        """The slots for workers of that kind."""
-        return [slot for slot in self.slots if slot.program == program]
+    def of(self, *programs: str) -> list[Slot]:
+        """The slots for workers of these kinds."""
+        return [slot for slot in self.slots if slot.program in programs]
 
     def watch(self) -> None:
         """Begin to write down who is gone, and to replace them."""

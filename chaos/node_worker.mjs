@@ -1,4 +1,4 @@
-// Node's Graphile Worker in a run: npm's defaults, and the ledger that chaos/ledger.py describes.
+// Node's Graphile Worker in a run: npm's defaults, a local queue if so ordered, and the ledger that chaos/ledger.py describes.
 // Its arguments: the path of the package's module, and orders as chaos/worker.py has them.
 import { EventEmitter } from "node:events";
 import { openSync, writeSync } from "node:fs";
@@ -39,8 +39,9 @@ events.on("pool:create", ({ workerPool }) => (pool = workerPool.id));
 const logger = new Logger(() => (level, message) => {
   if (level === "error" || level === "warning") console.error(`${level}: ${message}`);
 });
+const ahead = orders.prefetch ? { preset: { worker: { localQueue: { size: orders.prefetch } } } } : {};
 const runner = await run({
-  connectionString: orders.dsn, taskList, events, logger, concurrency: orders.concurrency,
+  connectionString: orders.dsn, taskList, events, logger, concurrency: orders.concurrency, ...ahead,
 });
 write({ type: "ready", at: now(), slot: orders.slot, worker: pool, pid });
 await runner.promise;

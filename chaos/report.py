@@ -42,6 +42,11 @@ One of npm's workers takes part. What such a worker holds when it dies is locked
 is there; so it is never hit by itself. If it ends or loses jobs because the server was restarted, its locks
 are freed by hand (`force_unlock_workers`), as an operator would, and counted here.
 """
+_ABOUT_MIXED = """\
+As many of npm's workers take part as of ours, and are killed, stopped and frozen like these; one of each
+kind claims ahead. What npm's held when one ended is freed by hand (`force_unlock_workers`), as an operator
+would.
+"""
 _FOUR_HOURS = "4 hours"
 
 
@@ -67,7 +72,9 @@ def page(outcome: Outcome, facts: Facts, comparison: Outcome | None) -> str:
     """As Markdown."""
     about = [*_about_machine(facts), *_about_campaign(outcome.campaign)]
     parts = ["# Chaos\n", bullets(about), f"```sh\n{facts.command}\n```\n", _RULES]
-    if outcome.campaign.node:
+    if outcome.campaign.mixed:
+        parts.append(_ABOUT_MIXED)
+    elif outcome.campaign.node:
         parts.append(_ABOUT_NODE)
     parts.append(f"**{verdict(outcome.audit)}**\n")
     if outcome.audit.violations:
@@ -88,7 +95,8 @@ def _about_machine(facts: Facts) -> list[str]:
 
 
 def _about_campaign(campaign: Campaign) -> list[str]:
-    leases, npm = campaign.leases, ", and one of npm's" if campaign.node else ""
+    nodes = campaign.programs.count(NODE)
+    leases, npm = campaign.leases, f", and {nodes} of npm's" if nodes else ""
     silence = f"{leases.lease:g} s, or {leases.fast_lease:g} s if the sessions are gone"
     return [
         f"Workers: {campaign.workers} of ours with {campaign.concurrency} slots each{npm}",
@@ -145,9 +153,22 @@ def _counts(outcome: Outcome) -> Table:
         "worker processes": len(history.ready),
         "workers that ended because they could not stop what others may run": audit.gave_up,
         "npm's worker ended by itself": crashes(history, NODE),
+        **(_of_mixed(history) if outcome.campaign.mixed else {}),
         "jobs held by Node's 4-hour rule": sum(len(jobs) for fault in freed for jobs in fault.locks.values()),
     }
     return Table(["", "count"], [[name, f"{count:,}"] for name, count in rows.items()], frozenset({0}))
+
+
+def _of_mixed(history: History) -> dict[str, int]:
+    runs = list(history.all_runs)
+    ended = Counter(exited.program for exited in history.exits if exited.wanted)
+    return {
+        "runs by our workers": sum(run.begun.worker.startswith(PYTHON) for run in runs),
+        "runs by npm's workers": sum(not run.begun.worker.startswith(PYTHON) for run in runs),
+        "runs in serial queues": sum(run.begun.queue is not None for run in runs),
+        "our workers that were killed or stopped": ended[PYTHON],
+        "npm's workers that were killed or stopped": ended[NODE],
+    }
 
 
 def _faults(outcome: Outcome) -> Table:

@@ -42,14 +42,14 @@ class Scene:
     fleet: Fleet
     feeder: Feeder
     ledger: Ledger
-    program: str
-    """Which workers are hit: ours, or npm's in the comparison."""
+    programs: frozenset[str]
+    """Which workers are hit: ours; npm's in the comparison; or both."""
     freeing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by whoever frees what npm's workers left, so that it is counted once."""
 
     async def target(self, planned: Planned) -> Slot | None:
         """The worker to hit: the one that was planned, or one after it that has no trouble now."""
-        slots = self.fleet.of(self.program)
+        slots = self.fleet.of(*self.programs)
         ordered = [*slots[planned.slot :], *slots[: planned.slot]]
 
         def free() -> Slot | None:

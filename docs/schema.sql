@@ -33,7 +33,9 @@ declare
   spent integer[] := '{}';           -- queues that gave us what they may
   claimed_queues integer[] := '{}';
   missing integer := greatest(wanted, 0);
+  marked constant boolean := mark_priority is not null;
   level smallint;
+  first_level smallint;
   level_without_queue smallint;
   level_with_queue smallint;
   tasks_without_queue integer[];     -- those that have jobs for us, if there are any in this level
@@ -55,6 +57,7 @@ declare
   locked bigint[];
   locked_queues integer[];
   passed_over bigint[] := '{}';      -- jobs of this level that we cannot have
+  busy bigint[] := '{}';             -- jobs of our queues that somebody's transaction has
   passed_tasks integer[] := '{}';    -- tasks that have no more jobs for us in this level
   tries integer := 0;
   count integer;
@@ -261,6 +264,7 @@ begin
     end if;
     level := least(level_without_queue, level_with_queue);
     exit when level is null;
+    first_level := coalesce(first_level, level);
     if level > from_priority then
       from_run_at := '-infinity';
       from_id := 0;
@@ -371,6 +375,54 @@ begin
       end if;
     end if;
 
+    if cardinality(candidate_ids) > 0 and (marked or level > first_level) then
+      -- A queue that was locked when we looked at what comes before, or when the look did that set the mark, may be free
+      -- by now. Its jobs keep their order, so those that are not its first wait for the next look.
+      select
+        coalesce(array_agg(candidate.id), '{}'),
+        coalesce(array_agg(candidate.queue_id), '{}'),
+        coalesce(array_agg(candidate.run_at), '{}')
+        into candidate_ids, candidate_queues, candidate_times
+        from unnest(candidate_ids, candidate_queues, candidate_times) as candidate (id, queue_id, run_at)
+        where candidate.queue_id <> all (array(
+          select queue.id
+          from (
+            select given.queue_id as id, min(given.run_at) as run_at,
+              (array_agg(given.id order by given.run_at, given.id))[1] as job_id
+            from unnest(candidate_ids, candidate_queues, candidate_times) as given (id, queue_id, run_at)
+            group by given.queue_id
+          ) as queue
+          cross join unnest(task_ids) as task (id)
+          cross join lateral (
+            -- The first of each level, because those that are due later must not be walked past.
+            with recursive other (priority, run_at, id) as (
+              (
+                select job.priority, job.run_at, job.id from "graphile_worker"._private_jobs as job
+                where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
+                  and job.task_id = task.id and job.id <> all (candidate_ids) and job.id <> all (busy)
+                  and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+                order by job.priority, job.run_at, job.id limit 1
+              )
+              union all
+              select job.* from other
+              cross join lateral (
+                select job.priority, job.run_at, job.id from "graphile_worker"._private_jobs as job
+                where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
+                  and job.task_id = task.id and job.priority > other.priority
+                  and job.id <> all (candidate_ids) and job.id <> all (busy)
+                  and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+                order by job.priority, job.run_at, job.id limit 1
+              ) as job
+              where other.run_at > as_of and other.priority < level
+            )
+            select from other
+            where other.run_at <= as_of
+              and (other.priority, other.run_at, other.id) < (level, queue.run_at, queue.job_id)
+            limit 1
+          ) as earlier
+        ));
+    end if;
+
     -- Choose: so many jobs without queue of each task, and these jobs with queue.
     if cardinality(candidate_ids) = 0 and cardinality(tasks_without_queue) = 1 and tries = 0 then
       chosen_ids := '{}';
@@ -450,6 +502,10 @@ begin
         from job;
       if cardinality(locked) < cardinality(chosen_ids) then
         is_contended := true;
+        busy := busy || array(
+          select chosen.id from unnest(chosen_ids, chosen_queues) as chosen (id, queue_id)
+          where chosen.queue_id = any (obtained) and chosen.id <> all (locked)
+        );
         -- Somebody's transaction has the first job of a queue: not a reason for the others of it to wait.
         select locked || coalesce(array_agg(job.id), '{}'),
             locked_queues || coalesce(array_agg(job.job_queue_id), '{}')

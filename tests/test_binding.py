@@ -197,7 +197,7 @@ class TestParameters:
     def test_unknown_keys_are_refused_but_for_those_of_cron_and_traces(self) -> None:
         def function(name: str) -> None: ...
 
-        with pytest.raises(MisfitError, match="nme: there is no such key"):
+        with pytest.raises(MisfitError, match="nme: the task takes no such key"):
             bound(function, {"name": "Ann", "nme": 1})
         assert bound(function, {"name": "Ann", "_cron": {"ts": "…"}, "_trace": {}}) == (("Ann",), {})
 
@@ -234,7 +234,7 @@ class TestParameters:
 
         with pytest.raises(MisfitError, match="ctx: this key is kept for the worker"):
             binding_of(function).payload((), {"ctx": 1})
-        with pytest.raises(MisfitError, match="ctx: there is no such key"):
+        with pytest.raises(MisfitError, match="ctx: the task takes no such key"):
             bound(function, {"ctx": 1}, context=CONTEXT)
 
     def test_the_context_is_injected_wherever_it_stands(self) -> None:

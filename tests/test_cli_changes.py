@@ -353,9 +353,7 @@ class TestMany:
         async with WorkerUtils(database) as utils:
             sizes = [
                 len(batch.changed)
-                async for batch in utils.many.change(
-                    Change("retry", among=("not_locked", "tried")), JobFilter(state="failed")
-                )
+                async for batch in utils.many.change(Change.retry(), JobFilter(state="failed"))
             ]
         assert sizes == [BATCH, BATCH, 1]
         written = await db.fetchval("select count(distinct xmin::text) from graphile_worker._private_jobs")
@@ -367,7 +365,7 @@ class TestMany:
         await fill(db, BATCH + 1)
         changed: list[int] = []
         async with WorkerUtils(database) as utils:
-            async for batch in utils.many.change(Change("complete"), JobFilter()):
+            async for batch in utils.many.change(Change.complete(), JobFilter()):
                 await add(db)
                 changed += batch.changed
         assert changed == list(range(1, BATCH + 2))

@@ -10,7 +10,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from graphile_worker.cli.printing import clean
+from graphile_worker.cli.printing import Column, clean, fitted
 from graphile_worker.cli.times import both, from_now, iso, read_moment
 from graphile_worker.testing import Databases
 from support.commands import COMMAND, Cli
@@ -296,6 +296,34 @@ class TestShow:
         done = await cli("show", *arguments)
         assert done.returncode == 2
         assert says in done.stderr
+
+
+class TestNarrowTerminals:
+    async def test_what_is_needed_least_goes_first(self, db: asyncpg.Connection, cli: Cli) -> None:
+        await many_kinds(db)
+        titles = {}
+        for columns in (60, 80, 100, 160):
+            with cli.terminal("list", columns=columns) as terminal:
+                assert await terminal.end() == 0
+            lines = terminal.text.splitlines()
+            assert max(map(len, lines)) <= columns
+            assert lines[1].split()[:3] == ["1", "ready", "mail"], "ids and states are whole"
+            titles[columns] = lines[0].split()
+        assert "WORKER" not in titles[60]
+        assert "ERROR" in titles[60]
+        assert titles[60] != titles[160]
+
+    def test_columns_are_cut_then_left_out(self) -> None:
+        columns: list[Column[None]] = [
+            Column(title="A", value=str),
+            Column(title="B", value=str, least=5),
+            Column(title="C", value=str, spare=1),
+        ]
+        assert fitted(columns, [10, 20, 10], 100) == {0: 10, 1: 20, 2: 10}
+        assert fitted(columns, [10, 20, 10], 34) == {0: 10, 1: 10, 2: 10}
+        assert fitted(columns, [10, 20, 10], 29) == {0: 10, 1: 5, 2: 10}
+        assert fitted(columns, [10, 20, 10], 28) == {0: 10, 1: 16}
+        assert fitted(columns, [10, 20, 10], 5) == {0: 10, 1: 5}
 
 
 class TestTimes:

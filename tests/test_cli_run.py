@@ -355,6 +355,17 @@ def test_shells_can_complete_it(tmp_path: Path, shell: str) -> None:
     assert "--poll-interval" in command(tmp_path, **asked).stdout
 
 
+def test_shells_can_complete_verbs_and_their_values(tmp_path: Path) -> None:
+    for words, number, found in (
+        ("graphile-worker retr", "1", "retry"),
+        ("graphile-worker retry --sta", "2", "--state"),
+        ("graphile-worker retry --state f", "3", "failed"),
+        ("graphile-worker add x --key-mode u", "4", "unsafe_dedupe"),
+    ):
+        asked = {"_GRAPHILE_WORKER_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": number}
+        assert found in command(tmp_path, **asked).stdout, words
+
+
 class TestHealth:
     async def test_a_worker_is_asked_at_its_address(self, folder: Path, database: str) -> None:
         with socket.socket() as probe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,8 +11,9 @@ import asyncpg
 import pytest
 
 from graphile_worker.testing import Databases
-from support.commands import Cli
+from support.commands import INTERRUPTED, Cli
 from support.jobs import add, bring_to, count, lock
+from support.waiting import until
 
 EVERYTHING = """select job.id, payload::text, priority, run_at, attempts, max_attempts, last_error, key,
   flags, revision, created_at, updated_at, identifier, queue_name
@@ -114,6 +116,45 @@ class TestRoundTrip:
         await db.execute("delete from graphile_worker._private_jobs")
         assert await cli.json("import", "-", given=exported) == {"imported": 2500}
         assert await db.fetchval("select max(id) from graphile_worker._private_jobs") == 2500
+
+
+class TestAtOnce:
+    async def test_two_imports_of_one_file(self, db: asyncpg.Connection, cli: Cli) -> None:
+        given = "\n".join(
+            json.dumps({"id": n, "task_identifier": "x", "key": f"k{n}"}) for n in range(1, 3000)
+        )
+        first, second = await asyncio.gather(*(cli("import", "-", given=given) for _ in range(2)))
+        assert sorted([first.returncode, second.returncode]) == [0, 1]
+        assert "Nothing was imported" in first.stderr + second.stderr
+        assert await count(db) == 2999
+
+    async def test_interrupted_nothing_is_imported(
+        self, db: asyncpg.Connection, cli: Cli, database: str, tmp_path: Path
+    ) -> None:
+        await db.execute(
+            """create function wait() returns trigger language plpgsql as
+            'begin perform pg_advisory_xact_lock(7); return new; end';
+            create trigger wait before insert on graphile_worker._private_jobs for each row
+            when (new.id = 2500) execute function wait()"""
+        )
+        (tmp_path / "jobs.jsonl").write_text(
+            "\n".join(json.dumps({"id": n, "task_identifier": "x"}) for n in range(1, 5000))
+        )
+        holder = await asyncpg.connect(database)
+        await holder.execute("select pg_advisory_lock(7)")
+
+        async def waits() -> bool:
+            statement = "select exists (select from pg_locks where locktype = 'advisory' and not granted)"
+            return bool(await db.fetchval(statement))
+
+        with cli.terminal("import", "jobs.jsonl") as terminal:
+            await until(waits, "the third batch waits")
+            await terminal.until("Import jobs: ")
+            terminal.interrupt()
+            assert await terminal.end() == INTERRUPTED
+        await holder.close()
+        assert "Traceback" not in terminal.text
+        assert await count(db) == 0
 
 
 class TestRefusals:

@@ -185,7 +185,7 @@ class TestRefusing:
             ),
             ("* * * * * t {a: }", 17, "}", 'the payload is no JSON5: unexpected "}"'),
             ("* * * * * t # x", 13, "# x", "'#' is not understood; expected ?options or a {payload}, up to"),
-            ("@daily t", 1, "@daily t", "'@daily t' is too short; expected five fields"),
+            ("@daily t", 1, "@daily", "'@daily' is only understood in extended mode: the first line must be"),
             ("@daily * * * * t", 1, "@daily", "'@daily' is only understood in extended mode"),
         ],
     )

@@ -158,7 +158,7 @@ class TestThePageOnTasks:
         misfit, unknown = await shop.after_a_run()
         assert misfit.last_error is not None
         assert f"\n{misfit.last_error}\n" in TASKS.read_text()
-        assert unknown.last_error == "The payload does not fit: unknown: there is no such key"
+        assert unknown.last_error == "The payload does not fit: unknown: the task takes no such key"
         assert (misfit.attempts, misfit.state) == (1, JobState.SCHEDULED)
         with pytest.raises(InvalidJobError):
             await shop.app.add_job("ship", {**good, "unknown": 1})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -28,9 +29,11 @@ from graphile_worker import (
     WorkerUtils,
 )
 from graphile_worker.testing import Clock, Databases, Summary, drain, enqueued, using
+from support import computing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
 
 @pytest.fixture(scope="session")
@@ -374,6 +377,36 @@ class TestInATransaction:
         assert await drain(app, connection=transaction, raise_errors=True) == Summary(done=10)
         ways = ["inside", "gathered 0", "gathered 1", "enqueue", "spec", "utils", "blocking", "enqueue_sync"]
         assert seen == [1, *ways]
+
+    async def test_jobs_of_a_task_that_is_new_in_it_have_their_place(
+        self, transaction: asyncpg.Connection
+    ) -> None:
+        app = App()
+        said: list[object] = []
+
+        @app.task
+        async def parent(n: int) -> None:
+            said.append(n)
+            if n == 1:
+                await urgent.enqueue()
+
+        @app.task(priority=-1)
+        async def urgent() -> None:
+            said.append("urgent")
+
+        async with using(app, connection=transaction):
+            await parent.enqueue_many([{"n": 1}, {"n": 2}])
+            await drain(app)
+        assert said == [1, "urgent", 2]
+
+    async def test_a_task_in_a_process(self, transaction: asyncpg.Connection, tmp_path: Path) -> None:
+        app = App()
+        app.include(computing.tell)
+        async with using(app, connection=transaction):
+            await computing.tell.enqueue(str(tmp_path / "told"))
+            assert await drain(app, raise_errors=True) == Summary(done=1)
+        process, parent, _ = (tmp_path / "told").read_text().split()
+        assert int(process) != int(parent) == os.getpid()
 
     async def test_what_fails_in_a_task_does_not_end_the_transaction(
         self, transaction: asyncpg.Connection

@@ -543,6 +543,23 @@ class TestRule9Watermark:
         assert ids(await worker.claim(mark=mark)) == [added[1]["id"], added[3]["id"]]
         assert ids(await worker.claim()) == [added[2]["id"], middle["id"]]
 
+    async def test_but_the_jobs_of_a_queue_keep_their_order(
+        self, db: asyncpg.Connection, worker: Client
+    ) -> None:
+        """Those before the position may have been left because their queue was locked then."""
+        one, two, three = [
+            [(await add(db, queue_name=queue, priority=priority))["id"] for priority in priorities]
+            for queue, priorities in (("one", (0, 0)), ("two", (-5, 0, 0)), ("three", (0, 3)))
+        ]
+        last = await existing(db, three[0])
+        mark = Position(0, last["run_at"], last["id"])
+        behind = await add(db, queue_name="one")
+        assert behind["id"] > mark.id
+
+        assert await worker.claim(mark=mark) == [], "of a queue the first, or none"
+
+        assert ids(await worker.claim()) == [two[0], one[0], three[0]]
+
 
 class TestRule10LockWhatIsClaimed:
     async def test_no_row_is_locked_that_is_not_claimed(

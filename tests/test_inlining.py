@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from graphile_worker import App, ConfigurationError, JobContext, WorkerUtils
+from graphile_worker import App, ConfigurationError, JobContext, JobSpec, WorkerUtils
+from graphile_worker.middleware import Middleware
 from graphile_worker.testing import (
     Clock,
     Databases,
@@ -23,7 +24,7 @@ from graphile_worker.testing import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
 
 @pytest.fixture(scope="session")
@@ -155,6 +156,28 @@ class TestInline:
             await app.tasks["hello"].enqueue("Ann")
             await app.tasks["hello"].enqueue("Bob")
         assert opened == ["opened", "closed"]
+
+
+async def test_middleware_stands_around_adding_and_running(db: asyncpg.Connection) -> None:
+    heard: list[Any] = []
+
+    class Listening(Middleware):
+        async def enqueue(self, specs: Sequence[JobSpec], proceed: Any) -> Any:
+            heard.extend(f"added {spec.payload['name']} {spec.run_at}" for spec in specs)
+            return await proceed()
+
+        async def execute(self, ctx: JobContext[Any], proceed: Any) -> Any:
+            heard.append(f"runs {ctx.job.payload['name']}")
+            return await proceed()
+
+    app, said = make_app(middleware=[Listening()])
+    async with using(app, connection=db, clock=Clock()):
+        await app.tasks["hello"].enqueue("Ann")
+        assert await drain(app) == Summary(done=1)
+        async with inline(app):
+            await app.tasks["hello"].enqueue("Bob")
+    assert heard == ["added Ann None", "runs Ann", "added Bob None", "runs Bob"]
+    assert said == ["Ann", "Bob"]
 
 
 class TestUsing:

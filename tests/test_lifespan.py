@@ -142,3 +142,22 @@ async def test_a_start_that_is_cancelled_closes_it(database: str) -> None:
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert closed == [True]
+
+
+def test_what_cannot_be_one_is_refused_at_once() -> None:
+    async def yields(_app: App) -> AsyncIterator[None]:
+        yield
+
+    @asynccontextmanager
+    async def takes_nothing() -> AsyncIterator[None]:
+        yield
+
+    with pytest.raises(ConfigurationError, match="called with the app, and must take one argument"):
+        App("postgres://", lifespan=takes_nothing)  # type: ignore[arg-type]
+    app = App("postgres://", lifespan=yields)  # type: ignore[arg-type]
+    app.task(_nothing)
+    with pytest.raises(ConfigurationError, match="Put @asynccontextmanager above yields, the lifespan"):
+        asyncio.run(app.run_once())
+
+
+async def _nothing() -> None: ...

@@ -65,6 +65,13 @@ async def queue(database: str) -> AsyncIterator[App]:
 
 
 class TestEnqueued:
+    async def test_a_slip_in_a_name_is_told(self, queue: App) -> None:  # noqa: ARG002
+        for check in (assert_enqueued, assert_not_enqueued):
+            with pytest.raises(
+                ConfigurationError, match="'ship' has no parameter 'ordre'; did you mean 'order'"
+            ):
+                await check(ship, ordre=UUID(int=7))
+
     async def test_some_of_the_arguments_do(self, queue: App) -> None:
         added = await ship.enqueue(UUID(int=7), [Item("A", 2)], day=datetime(2030, 1, 1, tzinfo=UTC))
         assert await assert_enqueued(ship) == added
@@ -74,7 +81,7 @@ class TestEnqueued:
         await assert_enqueued("ship", on=queue, order=UUID(int=7))
         await assert_enqueued(JobSpec("ship", {"order": UUID(int=7)}), on=queue)
         await assert_not_enqueued(ship, order=UUID(int=8))
-        await assert_not_enqueued(ship, nothing=None)
+        await assert_not_enqueued(ship, day=None)
         await assert_not_enqueued(whole)
         with pytest.raises(AssertionError, match="is enqueued, and should not be: 'ship'"):
             await assert_not_enqueued(ship, order=UUID(int=7))

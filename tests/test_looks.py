@@ -153,3 +153,15 @@ def test_a_visit_that_was_spared_and_not_needed_costs_no_further_look(clock: lis
     clock[0] += 0.005
     look(looks, Reply(NOW), Wish(wanted=1, after_queue=None))
     assert looks.delay > 1
+
+
+def test_a_look_in_vain_is_remembered_until_somebody_sees_to_it() -> None:
+    """New jobs that nobody finds may be those of a task whose name was removed, and is there again."""
+    looks = Looks(2.0)
+    look(looks, Reply(NOW))
+    assert not looks.in_vain, "nobody said that there is something"
+    looks.wake(1)
+    look(looks, Reply(NOW))
+    assert looks.in_vain
+    look(looks, Reply(NOW))
+    assert looks.in_vain

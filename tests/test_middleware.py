@@ -25,6 +25,7 @@ from graphile_worker import (
     Middleware,
     Retry,
     Snooze,
+    TaskError,
     WorkerUtils,
     run_once,
     task,
@@ -373,18 +374,36 @@ class TestAroundAdding:
             with pytest.raises(PermissionError, match="not you"):
                 await utils.add_jobs([JobSpec("task")])
 
-    async def test_nonsense_is_refused_with_the_name_of_the_middleware(self, database: str) -> None:
+    async def test_who_returns_nothing_means_what_was_added(self, database: str) -> None:
         async def forgets(_specs: Sequence[JobSpec], proceed: Adding) -> None:
             await proceed()
+
+        async with WorkerUtils(database, middleware=[Adds(forgets)]) as utils:
+            assert (await utils.add_job("task")).task_identifier == "task"
+            assert len(await utils.add_jobs([JobSpec("task"), JobSpec("task")])) == 2
+            assert (await utils.stats()).total == 3
+
+    async def test_whoever_forgets_to_wait_is_told_and_nothing_is_added(self, database: str) -> None:
+        async def forgets(_specs: Sequence[JobSpec], proceed: Adding) -> None:
+            proceed()
+
+        async with WorkerUtils(database, middleware=[Adds(forgets)]) as utils:
+            with pytest.raises(TaskError, match=r"^Adds\.enqueue called proceed\(\) and did not wait for it"):
+                await utils.add_job("task")
+            assert (await utils.stats()).total == 0
+
+    async def test_nonsense_is_refused_with_the_name_of_the_middleware(self, database: str) -> None:
+        async def returns_none(_specs: Sequence[JobSpec], _proceed: Adding) -> Any:
+            return [None]
 
         async def garbles(_specs: Sequence[JobSpec], proceed: Adding) -> Any:
             return await proceed(["task"])  # type: ignore[list-item]
 
-        async with WorkerUtils(database, middleware=[Adds(forgets)]) as utils:
+        async with WorkerUtils(database, middleware=[Adds(returns_none)]) as utils:
             with pytest.raises(ConfigurationError, match=r"Adds\.enqueue: it must return a list of Job, not"):
                 await utils.add_job("task")
         async with WorkerUtils(database, middleware=[Adds(garbles)]) as utils:
-            with pytest.raises(InvalidJobError, match=r"Adds\.enqueue: it proceed.* takes a list of JobSpec"):
+            with pytest.raises(InvalidJobError, match=r"Adds\.enqueue: proceed.* takes a list of JobSpec"):
                 await utils.add_job("task")
 
 
@@ -397,6 +416,18 @@ async def _all(app: App, identifier: str) -> Any:
         yield await app.utils.get_job(id=row["id"])
 
 
+class Slips(Middleware):
+    async def exectue(self, ctx: JobContext, proceed: Running) -> None: ...
+
+
+class TakesTooLittle(Middleware):
+    async def execute(self, ctx: JobContext) -> None: ...  # type: ignore[override]
+
+
+class AsksLong(Middleware):
+    async def room(self, task: str, in_hand: int) -> None: ...  # type: ignore[override]
+
+
 class TestDeclaring:
     @pytest.mark.parametrize(
         ("given", "said"),
@@ -405,6 +436,9 @@ class TestDeclaring:
             ([SlowJobs], r"SlowJobs is a class of middleware: pass SlowJobs\(…\)"),
             ([print], "is no middleware: derive a class from Middleware"),
             (3, "middleware= takes a list"),
+            ([Slips()], "Slips does nothing: it has neither execute, nor enqueue, nor room"),
+            ([TakesTooLittle()], r"TakesTooLittle.execute must take \(self, ctx, proceed\)"),
+            ([AsksLong()], r"AsksLong.room is asked before each claim, and must be a plain def"),
         ],
     )
     def test_what_is_none_is_refused(self, given: Any, said: str) -> None:
@@ -503,7 +537,9 @@ class TestConcurrencyLimits:
             await heard.until("job:complete", 20)
         assert ran == list(range(20))
 
-    async def test_a_middleware_that_fails_to_say_does_not_stop_the_worker(self, database: str) -> None:
+    async def test_a_middleware_that_fails_to_say_does_not_stop_the_worker(
+        self, database: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
         class Broken(Middleware):
             def room(self, task: str, in_hand: int) -> int | None:  # noqa: ARG002
                 raise RuntimeError("no idea")
@@ -514,6 +550,34 @@ class TestConcurrencyLimits:
             {"task": lambda _payload: None}, database, middleware=[Broken()], handle_signals=False
         )
         assert done == Drained(done=1, failed=0)
+        assert caplog.text.count("Broken cannot say how many jobs of 'task' may be claimed, so all may") == 1
+
+    async def test_all_run_also_if_nobody_can_say_at_once_what_is_forbidden(self, database: str) -> None:
+        async def flags() -> list[str]:
+            await asyncio.sleep(0.08)
+            return []
+
+        async def function(_payload: Any) -> None:
+            await asyncio.sleep(0.1)
+
+        async with WorkerUtils(database) as utils:
+            await utils.add_jobs(JobSpec("task") for _ in range(4))
+        done = await run_once(
+            {"task": function},
+            database,
+            concurrency=2,
+            middleware=[ConcurrencyLimits({"task": 1})],
+            forbidden_flags=flags,
+            handle_signals=False,
+        )
+        assert done == Drained(done=4, failed=0)
+
+    async def test_a_limit_for_a_task_that_is_not_there_is_told(
+        self, database: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        limits = ConcurrencyLimits({"task": 1, "tsak": 2})
+        await run_once({"task": print}, database, middleware=[limits], handle_signals=False)
+        assert "There are limits for tasks that this worker does not have: tsak" in caplog.text
 
     async def test_a_task_without_room_is_left_alone(self, database: str) -> None:
         class Closed(Middleware):

@@ -462,8 +462,8 @@ class TestContext:
             await once(served, database)
             errors = {job.payload["what"]: job.last_error or "" for job in await utils.list_jobs()}
         assert "The task 'typed_job' cannot be given that: n" in errors["payload"]
-        assert "stats cannot be had in a process: jobs can be added there" in errors["utils"]
-        assert "lend_connection cannot be had in a process" in errors["connection"]
+        assert "ctx.utils.stats cannot be had in a process: jobs can be added there" in errors["utils"]
+        assert "ctx.connection cannot be had in a process" in errors["connection"]
 
 
 class TestFinding:
@@ -537,6 +537,41 @@ class TestFinding:
         assert path.read_text() == "said"
 
 
+class TestStoppingEarly:
+    async def test_a_job_whose_process_is_being_started_is_told_too(
+        self, database: str, tmp_path: Path
+    ) -> None:
+        heard = Heard()
+        async with running(these("until_stopped"), database, heard=heard) as runner:
+            await runner.add_job("until_stopped", {"path": str(tmp_path / "told")})
+            await heard.until("job:start")
+            async with asyncio.timeout(20):
+                await runner.stop()
+        assert (tmp_path / "told").read_text() == "True"
+
+    async def test_what_a_job_has_left_behind_does_not_prolong_the_next(self, database: str) -> None:
+        async with WorkerUtils(database) as utils:
+            await utils.add_job("leave_thread_behind", priority=-1)
+            late = await utils.add_job("sleep_long")
+            served = these("leave_thread_behind", "sleep_long")
+            assert await once(served, database, max_task_processes=1) == Drained(1, 1)
+            job = await utils.get_job(id=late.id)
+        assert job is not None
+        assert job.last_error == "It took longer than its timeout of 0.3 s"
+
+    async def test_starts_that_nobody_waits_for_are_left_to_the_next(self, database: str) -> None:
+        heard = Heard()
+        async with running(these("quick"), database, heard=heard, max_task_processes=1) as runner:
+            for number in range(1, 5):
+                job = await runner.add_job("quick")
+                await heard.until("job:start", number)
+                assert await runner.utils.cancel_job(job.id) == "requested"
+                await heard.until("job:complete", number)
+            await runner.add_job("quick")
+            await heard.until("job:complete", 5)
+            assert len(members_of(os.getpid())) == 1
+
+
 class TestDying:
     @pytest.mark.parametrize("name", ["wait", "hold_gil"])
     async def test_a_worker_that_is_killed_leaves_no_process_behind(
@@ -554,6 +589,25 @@ class TestDying:
             worker.send(signal.SIGKILL)
             for pid in pids:
                 await until_gone(pid)
+
+    async def test_a_worker_that_is_frozen_has_its_jobs_stopped_before_others_take_them(
+        self, database: str, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "lines"
+        leases = {"HEARTBEAT_INTERVAL": "500ms", "FAST_LEASE": "1500ms", "LEASE": "6s"}
+        async with WorkerUtils(database) as utils:
+            await utils.add_job("count_lines", {"path": str(path)}, queue_name="serial")
+            async with _command_on(database, tmp_path, **leases) as frozen:
+                await words_of(path)
+                [member] = members_of(frozen.process.pid)
+                frozen.send(signal.SIGSTOP)
+                async with _command_on(database, tmp_path, **leases) as other:
+                    await until(lambda: _says(path, "2"), "another worker has taken the job")
+                    assert not psutil.pid_exists(member) or psutil.Process(member).status() == "zombie"
+                    other.send(signal.SIGKILL)
+                frozen.send(signal.SIGKILL)
+        attempts = path.read_text().split()
+        assert attempts == sorted(attempts)
 
     async def test_a_signal_to_all_processes_is_the_workers_matter(
         self, database: str, tmp_path: Path
@@ -650,14 +704,19 @@ async def _open(gate: Path) -> None:
 
 
 @asynccontextmanager
-async def _command_on(database: str, tmp_path: Path) -> AsyncIterator[Any]:
-    """The command, with all tasks."""
+async def _command_on(database: str, tmp_path: Path, **settings: str) -> AsyncIterator[Any]:
+    """The command, with these tasks."""
     (tmp_path / "served.py").write_text(
         "from support import computing\n"
-        "names = ('tell', 'wait', 'hold_gil')\n"
+        "names = ('tell', 'wait', 'hold_gil', 'count_lines')\n"
         "tasks = {name: getattr(computing, name) for name in names}\n"
     )
     environment = os.environ | {"DATABASE_URL": database, "PYTHONPATH": f"{tmp_path}:{ROOT / 'tests'}"}
+    environment |= {f"GRAPHILE_WORKER_{name}": value for name, value in settings.items()}
     command = [sys.executable, "-m", "graphile_worker", "run", "served:tasks", "--jobs", "2"]
     async with program(*command, folder=tmp_path, environment=environment, with_errors=True) as worker:
         yield worker
+
+
+async def _says(path: Path, word: str) -> bool:
+    return word in path.read_text().split()

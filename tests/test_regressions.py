@@ -529,3 +529,13 @@ def test_a_busy_result_is_not_sent_again_before_its_answer_is_known() -> None:
     assert results.take() == []
     results.put_back([result], perhaps_recorded=False)
     assert results.take() == [result], "there was no answer"
+
+
+@pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="Python 3.12 has it first")
+async def test_jobs_may_end_while_they_are_started(database: str) -> None:
+    """With an eager task factory they do."""
+    asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined,unused-ignore]
+    async with WorkerUtils(database) as utils:
+        await utils.add_jobs(JobSpec("task") for _ in range(50))
+    done = await run_once({"task": nothing}, database, concurrency=5, prefetch=10, handle_signals=False)
+    assert done == Drained(50, 0)

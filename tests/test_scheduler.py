@@ -308,7 +308,7 @@ class TestCatchingUp:
         assert await desk.times() == [NEW_YEAR + n * MINUTE for n in range(3)]
         messages = "\n".join(record.message for record in caplog.records)
         assert "The cron item 'broken' cannot say when it is due" in messages
-        assert "No job of the cron item 'unstorable' is added: The database refused" in messages
+        assert "No job of the cron item 'unstorable' is added, but will be later: The database" in messages
 
     async def test_a_schedule_that_was_deleted_is_known_again(self, desk: Desk) -> None:
         scheduler = desk.scheduler("* * * * * t\n* * * * * u")
@@ -549,6 +549,58 @@ class TestUnderAWorker:
         await desk.at(scheduler, NEW_YEAR)
         assert [(job["identifier"], job["priority"]) for job in await desk.jobs()] == [("t", 7), ("v", 7)]
 
+    async def test_what_middleware_refuses_is_logged_and_the_other_items_go_on(
+        self, desk: Desk, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        class Refuses(Middleware):
+            async def enqueue(self, specs: Sequence[JobSpec], proceed: Any) -> Any:
+                if any(spec.identifier == "u" for spec in specs):
+                    raise RuntimeError("not this one")
+                return await proceed()
+
+        scheduler = desk.scheduler("* * * * * t\n* * * * * u\n* * * * * v")
+        utils = WorkerUtils.on_session(desk.session, use_local_time=False, middleware=[Refuses()])
+        scheduler._around = utils.through_middleware
+        await desk.at(scheduler, NEW_YEAR)
+        assert [job["identifier"] for job in await desk.jobs()] == ["t", "v"]
+        assert "No job of the cron item 'u' is added, but will be later: not this one" in caplog.text
+        await desk.at(scheduler, NEW_YEAR + MINUTE)
+        assert len(await desk.jobs()) == 4
+        Refuses.enqueue = Middleware.enqueue  # type: ignore[method-assign]
+        await desk.at(scheduler, NEW_YEAR + 2 * MINUTE)
+        assert [job["identifier"] for job in await desk.jobs()].count("u") == 3
+
+    async def test_a_trigger_that_refuses_one_item_does_not_stop_the_others_and_nothing_is_lost(
+        self, desk: Desk
+    ) -> None:
+        await desk.db.execute("""
+            create function refuse() returns trigger language plpgsql as $$
+            begin
+              if new.payload ->> 'a' = 'b' then raise exception 'not this one'; end if;
+              return new;
+            end $$;
+            create trigger refuse before insert on graphile_worker._private_jobs
+              for each row execute function refuse();
+        """)
+        scheduler = desk.scheduler("* * * * * t\n* * * * * u {a: 'b'}")
+        for n in range(3):
+            await desk.at(scheduler, NEW_YEAR + n * MINUTE)
+        assert await desk.times() == [NEW_YEAR + n * MINUTE for n in range(3)]
+        await desk.db.execute("drop trigger refuse on graphile_worker._private_jobs")
+        await desk.at(scheduler, NEW_YEAR + 2 * MINUTE)
+        assert await desk.times() == [NEW_YEAR + n * MINUTE for n in range(3) for _ in "tu"]
+
+    async def test_a_function_that_fails_once_loses_no_other_minute(self, desk: Desk) -> None:
+        def fails_once(at: datetime) -> bool:
+            if at.minute == 2:
+                raise ValueError("oh no")
+            return True
+
+        scheduler = desk.scheduler([CronItem("t", fails_once)])
+        await desk.at(scheduler, NEW_YEAR)
+        await desk.at(scheduler, NEW_YEAR + 5 * MINUTE)
+        assert await desk.times() == [NEW_YEAR + n * MINUTE for n in (0, 1, 3, 4, 5)]
+
     @pytest.mark.parametrize("local", [False, True])
     async def test_the_time_is_the_databases_unless_told_otherwise(
         self, database: str, monkeypatch: pytest.MonkeyPatch, *, local: bool
@@ -642,6 +694,10 @@ class TestDeclaring:
         @app.task
         async def report(copies: int) -> None: ...
 
+        with pytest.raises(ConfigurationError, match=r"@app\.cron needs a pattern"):
+            app.cron(report)  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match=r"A cron item takes no 'fil'\. Did you mean fill\?"):
+            app.cron("0 8 * * *", fil="1h")  # type: ignore[call-arg]
         for arguments, message in [
             ({"payload": {"copies": "two"}}, r"'report': The task 'report' cannot be given that: .*copies"),
             ({}, r"'report': The task 'report' cannot be called like that: .*copies"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, Unpack
 from graphile_worker.blocking import Blocking
 from graphile_worker.clients import DEFAULTS, Clients
 from graphile_worker.decorator import CronDecorator, TaskDecorator
+from graphile_worker.durations import takes_one
 from graphile_worker.emitter import Events
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.loader import load_cron_items
@@ -105,6 +106,8 @@ class App:
         events: Events | None = None,
         logger: AnyLogger | None = None,
     ) -> None:
+        if lifespan is not None and not takes_one(lifespan):
+            raise ConfigurationError("The lifespan is called with the app, and must take one argument.")
         given = {**locals(), "middleware": check_middleware(middleware)}
         self._clients = Clients({name: given[name] for name in DEFAULTS})
         self.events = Events() if events is None else events

@@ -158,7 +158,7 @@ class ByKeys(Binding):
         if self._parameters.extra is not None and isinstance(payload, dict):
             rest = {key: value for key, value in payload.items() if key not in self._fields}
             for key in self._reserved & rest.keys():
-                raise MisfitError("there is no such key", key)
+                raise MisfitError("the task takes no such key", key)
             payload = {key: value for key, value in payload.items() if key in self._fields}
         values = _in_order(self._convert(payload))
         if not self._keywords and rest is None:

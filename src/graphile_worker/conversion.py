@@ -169,7 +169,7 @@ def misfit(error: msgspec.ValidationError, at: str) -> MisfitError:
     deeper = error.__cause__.path if isinstance(error.__cause__, _ModelError) else ""
     what, key = match["what"], ""
     if about := _ABOUT_A_KEY.fullmatch(what):
-        key, what = about["key"], "it is missing" if about["missing"] else "there is no such key"
+        key, what = about["key"], "it is missing" if about["missing"] else "the task takes no such key"
     steps = (at, (match["path"] or "").lstrip("."), deeper, key)
     path = ".".join(step for step in steps if step).replace(".[", "[")
     return MisfitError(what, f"{path} (a key)".lstrip() if match["key"] else path)

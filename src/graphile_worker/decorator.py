@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
 from graphile_worker.cron import CronItem, parse_cron_items
@@ -169,6 +170,12 @@ class CronDecorator:
         **options: Unpack[JobOptions],
     ) -> Callable[[T], T]:
         """Decorate a task."""
+        if task_of(match) is not None:
+            raise ConfigurationError('@app.cron needs a pattern: @app.cron("0 8 * * *"), above @app.task.')
+        for name in options.keys() - JobOptions.__annotations__.keys():
+            own = [*inspect.signature(self.__call__).parameters][1:-1]
+            hint = unknown_option(name, [*own, *JobOptions.__annotations__])
+            raise ConfigurationError(f"A cron item takes no {name!r}. {hint}")
         if "run_at" in options:
             raise ConfigurationError("A cron item takes no 'run_at': its pattern says when.")
 
@@ -197,7 +204,8 @@ class CronDecorator:
                 overlap=overlap,
                 fill=fill,
             )
-            self.items = parse_cron_items([*self.items, item])
+            known = any(one.identifier == (identifier or task.identifier) for one in self.items)
+            self.items += parse_cron_items([*self.items, item])[-1:] if known else parse_cron_items([item])
             return thing
 
         return decorate

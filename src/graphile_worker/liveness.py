@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
+import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
@@ -24,6 +27,18 @@ MOST_OF_TASKS = 1000
 _MARGIN = 8.0
 _FAST_MARGIN = 1.0
 _ADDRESS = re.compile(r"(?:(?P<host>[^:]*|\[[0-9a-fA-F:.]+\]):)?(?P<port>\d{1,5})")
+
+
+def _clock_since_boot() -> Callable[[], float]:
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+    if sys.platform == "darwin":
+        return partial(time.clock_gettime, time.CLOCK_MONOTONIC)  # there it does, unlike time.monotonic
+    return time.monotonic
+
+
+since_boot = _clock_since_boot()
+"""Seconds on a clock that nobody sets, and that goes on while the machine sleeps."""
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):

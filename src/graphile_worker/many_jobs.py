@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import msgspec
 
 from graphile_worker._db import many, queries, transfer
 from graphile_worker._db.failures import translated
+from graphile_worker.outcome import storable
 from graphile_worker.stats import QueueStats, RunningJob
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+    from datetime import datetime, timedelta
 
     from graphile_worker._db.many import Left
     from graphile_worker._db.session import Session
@@ -53,6 +55,38 @@ class Change(NamedTuple):
     arguments: Sequence[object] = ()
     among: Sequence[str] = ("not_running",)
     """Which jobs it can be done with."""
+
+    @classmethod
+    def complete(cls) -> Self:
+        """Delete them, as if they had succeeded."""
+        return cls("complete")
+
+    @classmethod
+    def fail(cls, reason: str | None = None) -> Self:
+        """Let them not be tried again."""
+        return cls("fail", (reason,))
+
+    @classmethod
+    def retry(cls) -> Self:
+        """Let those that failed run again, now and with all attempts; never those that run."""
+        return cls("retry", (), ("not_locked", "tried"))
+
+    @classmethod
+    def cancel(cls, reason: str = "") -> Self:
+        """Cancel them, also those that run."""
+        return cls("cancel", (storable(reason),), ("not_over",))
+
+    @classmethod
+    def reschedule(
+        cls,
+        *,
+        run_at: datetime | timedelta | None = None,
+        priority: int | None = None,
+        attempts: int | None = None,
+        max_attempts: int | None = None,
+    ) -> Self:
+        """Change what is given."""
+        return cls("reschedule", (*queries.split_instant(run_at), priority, attempts, max_attempts))
 
 
 class Batch(NamedTuple):

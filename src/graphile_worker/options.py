@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 from graphile_worker.cron import parse_cron_items
@@ -196,6 +198,9 @@ class WorkerOptions:
             raise ConfigurationError(
                 f"on_invalid_payload is {self.on_invalid_payload!r}; it must be 'retry' or 'fail'."
             )
+        function = self.lifespan.func if isinstance(self.lifespan, partial) else self.lifespan
+        if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+            raise ConfigurationError(f"Put @asynccontextmanager above {function.__name__}, the lifespan.")
         if self.lifespan is not None and not callable(self.lifespan):
             raise ConfigurationError(
                 f"lifespan is {self.lifespan!r}; it must be a function that makes an async context manager."

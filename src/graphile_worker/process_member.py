@@ -25,9 +25,11 @@ import msgspec
 from graphile_worker._runtime.carried import carry, carry_record
 from graphile_worker._runtime.handlers import OfTask
 from graphile_worker._runtime.process_context import Limits, Shared, ThroughWorker
+from graphile_worker._runtime.pulse import Pulse
 from graphile_worker._runtime.references import Importing, follow
 from graphile_worker._runtime.wire import Answer, Done, Line, Load, Logged, Raised, Run, Setup, Stop
 from graphile_worker.errors import GraphileWorkerError, TaskError
+from graphile_worker.liveness import since_boot
 from graphile_worker.loader import load_tasks
 from graphile_worker.outcome import unwrapped
 from graphile_worker.payload import decode_payload, encode_payload
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from graphile_worker.job import Job
 
 _TIME_TO_END = 5.0
+_BETWEEN_LOOKS = 1.0
 _OF_THE_WORKER = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2")
 """Signals that tell a worker to stop; service managers send them to all of its processes."""
 
@@ -48,12 +51,14 @@ _OF_THE_WORKER = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2")
 def main() -> None:
     """Do what the worker says until it says nothing more."""
     leave_signals_to_worker()
-    end, lifeline = map(int, sys.argv[1:])
+    end, lifeline, worker, pulse = map(int, sys.argv[1:])
     die_with(lifeline)
+    watch = Watch(worker, Pulse(pulse))
+    threading.Thread(target=watch.run, name="graphile-worker parent", daemon=True).start()
     line = Line(socket.socket(fileno=end))
     setup = line.receive()
     if isinstance(setup, Setup):
-        ProcessMember(line, setup).work()
+        ProcessMember(line, setup, watch).work()
 
 
 class ProcessMember:
@@ -62,13 +67,15 @@ class ProcessMember:
     Args:
         line: To the worker.
         setup: What all jobs share.
+        watch: Ends all if need be.
     """
 
-    def __init__(self, line: Line, setup: Setup) -> None:
+    def __init__(self, line: Line, setup: Setup, watch: Watch) -> None:
         self._line = line
+        self._watch = watch
         self._on_invalid_payload = setup.on_invalid_payload
         self._program = setup.program
-        self._inbox: SimpleQueue[Load | Run | None] = SimpleQueue()
+        self._inbox: SimpleQueue[tuple[Load | Run, Limits | None] | None] = SimpleQueue()
         self._handlers: dict[Reference, OfTask] = {}
         self._busy = False
         self._worker = ThroughWorker(line, setup.schema)
@@ -80,20 +87,27 @@ class ProcessMember:
     def work(self) -> None:
         """Until there is no more to do."""
         threading.Thread(target=self._listen, name="graphile-worker", daemon=True).start()
-        while (message := self._inbox.get()) is not None:
-            reply = copy_context().run(self._do, message)
+        while (item := self._inbox.get()) is not None:
+            reply = copy_context().run(self._do, *item)
             for stream in (sys.stdout, sys.stderr):
                 with suppress(Exception):
                     stream.flush()  # what is killed does not
-            self._busy = False
+            self._busy, self._watch.patience = False, None
             self._line.send(reply)
 
     def _listen(self) -> None:
         while (message := self._heard()) is not None:
             match message:
-                case Load() | Run():
+                case Load():
                     self._busy = True
-                    self._inbox.put(message)
+                    self._inbox.put((message, None))
+                case Run(timeout=timeout):
+                    self._busy = True
+                    limits = None if timeout is None else Limits(self._line, timeout)
+                    # Here, and not where it runs: that it is to stop may be what we read next.
+                    self._shared.begin(message.now, limits)
+                    self._watch.patience = message.patience
+                    self._inbox.put((message, limits))
                 case Stop():
                     self._shared.stop()
                 case Answer():
@@ -110,14 +124,17 @@ class ProcessMember:
         except OSError:
             return None
 
-    def _do(self, message: Load | Run) -> Done | Raised:
+    def _do(self, message: Load | Run, limits: Limits | None) -> Done | Raised:
         try:
             if isinstance(message, Load):
                 self._load(message.task)
                 return Done()
-            return Done(_as_json(self._run(message)))
+            return Done(_as_json(self._run(message, limits)))
         except BaseException as error:  # noqa: BLE001 - sys.exit() included: it is the job that fails
             return Raised(carry(unwrapped(error)))
+        finally:
+            if limits is not None:
+                limits.end()
 
     def _load(self, reference: Reference) -> None:
         task = self._find(reference)
@@ -143,11 +160,9 @@ class ProcessMember:
             )
         return task
 
-    def _run(self, run: Run) -> Any:
+    def _run(self, run: Run, limits: Limits | None) -> Any:
         handler = self._handlers[run.task]
         job = msgspec.structs.replace(run.job, payload=decode_payload(run.payload))
-        limits = None if run.timeout is None else Limits(self._line, run.timeout)
-        self._shared.begin(run.now, limits)
         call = handler.call(job, self._shared, limits)
         return _value(handler, job, call)
 
@@ -236,6 +251,33 @@ def die_with(lifeline: int) -> None:
         with suppress(BlockingIOError):
             if not os.read(lifeline, 1):  # it has died before we could ask
                 end_all()
+
+
+class Watch:
+    """Ends this process if nobody wants it any more, and nothing else has told.
+
+    Its worker is gone, but something that a task has forked keeps its lines open; or the worker has been
+    frozen for so long that others may run the job.
+
+    Args:
+        worker: The worker's process.
+        pulse: When it was last known to live.
+    """
+
+    def __init__(self, worker: int, pulse: Pulse) -> None:
+        self._worker, self._pulse = worker, pulse
+        self.patience: float | None = None
+        """For how long the worker may be silent, while there is a job."""
+
+    def run(self) -> None:
+        """Look on for ever."""
+        while os.getppid() == self._worker and not self._is_silent():
+            threading.Event().wait(_BETWEEN_LOOKS)
+        end_all()
+
+    def _is_silent(self) -> bool:
+        patience = self.patience
+        return patience is not None and since_boot() - self._pulse.last > patience
 
 
 def end_all() -> None:

@@ -10,15 +10,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-import sys
-import time
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from graphile_worker._db import workers as database
 from graphile_worker._db.workers import Suspect
-from graphile_worker.liveness import Recovered, Recovery
+from graphile_worker.liveness import Recovered, Recovery, since_boot
 from graphile_worker.outcome import storable
 
 if TYPE_CHECKING:
@@ -40,18 +37,6 @@ _HOOK_PATIENCE = 30.0
 _MOST_HOOKS = 20
 DIED = "The worker that ran this job died: "
 """How `last_error` begins then."""
-
-
-def _clock_since_boot() -> Callable[[], float]:
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        return partial(time.clock_gettime, time.CLOCK_BOOTTIME)
-    if sys.platform == "darwin":
-        return partial(time.clock_gettime, time.CLOCK_MONOTONIC)  # there it does, unlike time.monotonic
-    return time.monotonic
-
-
-since_boot = _clock_since_boot()
-"""Seconds on a clock that nobody sets, and that goes on while the machine sleeps."""
 
 
 @dataclass(slots=True)

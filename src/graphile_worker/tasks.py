@@ -57,7 +57,9 @@ class Queue(Protocol):
     async def add_spec(self, spec: JobSpec, *, connection: Connection | None = None) -> Job:
         """Add a job."""
 
-    async def add_jobs(self, jobs: Iterable[JobSpec], *, connection: Connection | None = None) -> list[Job]:
+    async def add_jobs(
+        self, jobs: Iterable[JobSpec], /, *, connection: Connection | None = None
+    ) -> list[Job]:
         """Add many jobs."""
 
     def blocking(self, coroutine: Coroutine[Any, Any, T]) -> T:

@@ -261,3 +261,33 @@ def say_pid(path: str, *more: int) -> None:
     whole = Path(f"{path}.part")
     whole.write_text(" ".join(map(str, (os.getpid(), *more))))
     whole.rename(path)
+
+
+@task(executor="process")
+def until_stopped(path: str, ctx: JobContext) -> None:
+    """Whether it was told to stop before it had enough."""
+    Path(path).write_text(str(ctx.stopping.wait(20)))
+
+
+@task(executor="process")
+def count_lines(path: str, ctx: JobContext) -> None:
+    """Write a line again and again: its attempt, until it is killed."""
+    while True:
+        with Path(path).open("a") as file:
+            file.write(f"{ctx.job.attempts}\n")
+        threading.Event().wait(0.02)
+
+
+@task(executor="process", timeout=30)
+def leave_thread_behind(ctx: JobContext) -> None:
+    def keep_alive() -> None:
+        while True:
+            ctx.extend_deadline(30)
+            threading.Event().wait(0.01)
+
+    threading.Thread(target=keep_alive, daemon=True).start()
+
+
+@task(executor="process", timeout=0.3)
+def sleep_long() -> None:
+    threading.Event().wait(20)

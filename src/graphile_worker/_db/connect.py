@@ -99,6 +99,11 @@ class Pool:
         if max_size not in range(1, 2**31):
             raise ConfigurationError(f"max_pool_size is {max_size!r}; it must be an integer, at least 1.")
         if pool is not None and not isinstance(pool, asyncpg.Pool):
+            if isinstance(pool, Pool):  # one that stands for a connection of a test's
+                raise ConfigurationError(
+                    "The app is on one connection, by graphile_worker.testing.using, and a worker needs "
+                    "more: run its jobs by drain or inline."
+                )
             raise ConfigurationError(f"pool= takes a pool of asyncpg's, not a {type(pool).__name__}.")
         if pool is not None:
             max_size = _share_of(pool, dedicated)

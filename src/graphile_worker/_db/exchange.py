@@ -17,7 +17,7 @@ from graphile_worker.job import Job, JobState
 from graphile_worker.payload import decode_payload
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
     from datetime import datetime
 
     import asyncpg
@@ -95,7 +95,7 @@ class Wish:
     """A job is due if its run_at is not later; by default the database's now."""
     mark: Position | None = None
     """Leave out what comes before."""
-    tasks: Sequence[str] | None = None
+    tasks: Collection[str] | None = None
     """Only jobs of these; None for all that the worker has."""
     partial: bool = False
     """Whether jobs of others could be claimed too, by another wish."""

@@ -93,8 +93,11 @@ def statement_failed(error: Exception, schema: Schema) -> GraphileWorkerError:  
             | asyncpg.UndefinedFunctionError()
             | asyncpg.UndefinedObjectError()
         ):
+            what = "is not installed in this database. Install"
+            if "_private_python_" in str(error):  # a part of it that was not there in the beginning
+                what = "lacks something that this release needs. Complete"
             return SchemaMissingError(
-                f"The schema {schema.name!r} is not installed in this database. Install it with `await "
+                f"The schema {schema.name!r} {what} it with `await "
                 "app.migrate()`, `await run_migrations()` or `graphile-worker --schema-only`; a worker does "
                 "so when it starts."
             )

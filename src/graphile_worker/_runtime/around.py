@@ -9,6 +9,7 @@ import msgspec
 
 from graphile_worker.context import JobContext
 from graphile_worker.errors import BatchError, TaskError
+from graphile_worker.middleware.base import insist_on_its_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
@@ -48,16 +49,16 @@ class _Around:
                 begun = self._with_payload(payload, handler, job, deadline)
             return begun
 
-        value = self._middleware.execute(JobContext(job, self._surroundings, deadline), proceed)
-        if inspect.isawaitable(value):
-            value = await value
-        if begun is not None and inspect.getcoroutinestate(begun) != inspect.CORO_CLOSED:
-            if inspect.getcoroutinestate(begun) == inspect.CORO_CREATED:
-                begun.close()
-            raise TaskError(
-                f"{type(self._middleware).__name__}.execute called proceed() and did not wait for it: write "
-                "await proceed(), or return proceed()."
-            )
+        try:
+            value = self._middleware.execute(JobContext(job, self._surroundings, deadline), proceed)
+            if inspect.isawaitable(value):
+                value = await value
+        except BaseException:
+            if begun is not None and inspect.getcoroutinestate(begun) == inspect.CORO_CREATED:
+                begun.close()  # or Python complains that nobody awaited it
+            raise
+        if begun is not None:
+            insist_on_its_end(begun, f"{type(self._middleware).__name__}.execute")
         return value
 
     async def _with_payload(self, payload: Any, handler: Handler, job: Job, deadline: Deadline | None) -> Any:
@@ -66,7 +67,8 @@ class _Around:
             return await self._inner(handler, changed, deadline)
         except BatchError as error:
             # Which items are left is said by their places, in the payload that is stored.
-            if isinstance(payload, list) and len(payload) == len(job.payload):
+            both = isinstance(job.payload, list) and isinstance(payload, list)
+            if both and len(payload) == len(job.payload):
                 raise
             raise TaskError(
                 f"{error}. All items are tried again, for {type(self._middleware).__name__} gave the batch "

@@ -71,6 +71,7 @@ class Demand:
             has_results: Whether there are results to be recorded: then a look costs little.
             coming: How many jobs are claimed that we have not in hand yet.
         """
+        self.closed = False
         if self.room <= coming or not (has_results or self._looks.due()):
             return NOTHING
         flags = self._flags.fixed

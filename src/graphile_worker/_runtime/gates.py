@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from graphile_worker.middleware import ConcurrencyLimits
 from graphile_worker.middleware.base import overriding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from graphile_worker._db.exchange import Held
     from graphile_worker.logs import ScopedLogger
@@ -19,7 +20,7 @@ class Passage(NamedTuple):
     """What may be claimed now."""
 
     wanted: int
-    tasks: Sequence[str] | None = None
+    tasks: Collection[str] | None = None
     """None for all."""
     partial: bool = False
     """Whether others could be claimed too, by another look."""
@@ -39,6 +40,13 @@ class Gates:
         self._tasks = tasks
         self._logger = logger
         self._without_limited = False
+        self._failed: set[Middleware] = set()
+        for one in self._middleware:
+            if isinstance(one, ConcurrencyLimits) and (unknown := one.limits.keys() - set(tasks)):
+                logger.warning(
+                    "There are limits for tasks that this worker does not have: %s",
+                    ", ".join(sorted(unknown)),
+                )
 
     def __bool__(self) -> bool:
         """Whether there is any."""
@@ -50,12 +58,14 @@ class Gates:
         rooms = {task: self._room(task, counts[task], wanted) for task in self._tasks}
         open_ones = [task for task, room in rooms.items() if room > 0]
         unlimited = [task for task in open_ones if rooms[task] >= wanted]
+        if len(unlimited) == len(self._tasks):
+            return Passage(wanted)
         if len(open_ones) == len(unlimited):
-            return Passage(wanted if open_ones else 0, open_ones)
+            return Passage(wanted if open_ones else 0, frozenset(open_ones))
         self._without_limited = not self._without_limited and bool(unlimited)
         if self._without_limited:
-            return Passage(wanted, unlimited, partial=True)
-        return Passage(min(rooms[task] for task in open_ones), open_ones)
+            return Passage(wanted, frozenset(unlimited), partial=True)
+        return Passage(min(rooms[task] for task in open_ones), frozenset(open_ones))
 
     def _room(self, task: str, count: int, wanted: int) -> int:
         for one in self._middleware:
@@ -63,6 +73,12 @@ class Gates:
                 room = one.room(task, count)
                 wanted = wanted if room is None else min(wanted, room)
             except Exception:
-                # Claiming is safer to go on with than to stop for ever.
-                self._logger.exception("%s could not say how many jobs of %r may be claimed", one, task)
+                # To go on claiming is better than to stop for ever.
+                if one not in self._failed:
+                    self._failed.add(one)
+                    self._logger.exception(
+                        "%s cannot say how many jobs of %r may be claimed, so all may",
+                        type(one).__name__,
+                        task,
+                    )
         return wanted

@@ -177,10 +177,12 @@ class InHand:
             self.results.add(self.prefetched.give_back("RELEASED"))
 
     def _start(self) -> None:
-        startable = min(self.prefetched.ready, self.slots.free)
+        if not (self.prefetched.ready and self.slots.free):
+            return
         # One that woke up from a long sleep must not begin what may be somebody else's by now.
-        if startable and not (self._released or self.fenced) and self._vitals.may_work():
-            for _ in range(startable):
+        if not (self._released or self.fenced) and self._vitals.may_work():
+            # Asked anew each time: with an eager task factory a job may have ended when it is started.
+            while self.prefetched.ready and self.slots.free:
                 self.slots.start(self.prefetched.take())
 
     def _end_run(self, held: Held, outcome: Outcome) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from graphile_worker.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
@@ -41,7 +43,11 @@ class Lifespan:
             raise
         if not opened.done():
             living, self._living = self._living, None
-            living.result()  # raises what it failed with
+            error = living.exception()
+            if error is not None:
+                error.add_note("This was raised while the lifespan was entered, before the first job.")
+                raise error
+            raise ConfigurationError("The lifespan ended before the first job: it must yield once.")
         return opened.result()
 
     async def _live(

@@ -19,6 +19,8 @@ _VISIT_INTERVAL = 0.01
 _CHEAP = 0.002
 _CHEAP_PER_JOB = 0.000_05
 _SLOW_LOOKS = 3
+AFTER_A_VAIN_LOOK = 1.0
+"""Seconds after which, at the earliest, the ids of the tasks are read again."""
 
 
 class Looks:
@@ -39,6 +41,10 @@ class Looks:
         self._slow_looks = 0
         self._after_queue = 0
         self._visited = -_VISIT_INTERVAL
+        self._expected: int | None = 0
+        self.in_vain = False
+        """Whether a look because of new jobs found none, until somebody sees to it. Others may have been
+        faster; or a cleanup has removed the name of a task, and these are its jobs under a new number."""
 
     def wake(self, count: int | None = None) -> None:
         """There may be something new: so many jobs, if that is known."""
@@ -84,6 +90,7 @@ class Looks:
         look from the beginning walks past them. So while looks are slow they begin where the last one ended,
         but for one every 0.1 s, which finds what came in before that position.
         """
+        self._expected = self._told
         self._woken, self._told = False, 0
         if monotonic() - self._full_look < _FULL_LOOK_INTERVAL:
             return self._mark
@@ -99,6 +106,7 @@ class Looks:
     def end(self, sent: float, wish: Wish, reply: Reply) -> None:
         """It came to this."""
         now = monotonic()
+        self.in_vain = self.in_vain or (self._expected != 0 and not reply.claimed)
         if reply.next_queue is not None:
             self._after_queue = reply.next_queue
         if wish.after_queue is not None and len(reply.claimed) < wish.wanted:

@@ -36,8 +36,8 @@ class Spawned(NamedTuple):
     """A file that tells the process, when it is closed, that we are gone."""
 
 
-def spawn(first: bytes) -> Spawned:
-    """Start one, and tell it that first.
+def spawn(first: bytes, pulse: int) -> Spawned:
+    """Start one that feels that pulse, and tell it that first.
 
     It has a process group of its own: Ctrl-C reaches it through us alone, and what it starts ends with it.
     """
@@ -47,9 +47,18 @@ def spawn(first: bytes) -> Spawned:
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
     try:
         process = subprocess.Popen(
-            [get_executable(), *flags, "-c", _PROGRAM, str(its_end.fileno()), str(its_lifeline)],
+            [
+                get_executable(),
+                *flags,
+                "-c",
+                _PROGRAM,
+                str(its_end.fileno()),
+                str(its_lifeline),
+                str(os.getpid()),
+                str(pulse),
+            ],
             stdin=subprocess.DEVNULL,
-            pass_fds=(its_end.fileno(), its_lifeline),
+            pass_fds=(its_end.fileno(), its_lifeline, pulse),
             process_group=0,
         )
     except BaseException:
@@ -150,8 +159,10 @@ class Member:
         """End it and what it has started, whatever they do; returns when that is so."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        await self._until_exited()
-        self.in_use = False
+        try:
+            await self._until_exited()
+        finally:
+            self.in_use = False
 
     async def _until_exited(self) -> None:
         with suppress(TimeoutError):  # one that waits for a disk cannot be killed

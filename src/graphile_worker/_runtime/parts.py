@@ -118,6 +118,7 @@ class Parts:
             most=options.max_task_processes,
             jobs_each=options.max_jobs_per_task_process,
             on_invalid_payload=options.on_invalid_payload,
+            vitals=self._vitals,
         )
         in_hand = self._in_hand = InHand(
             pool=self.pool,
@@ -234,7 +235,7 @@ class Parts:
         if not self._options.once:
             self._stale_locks.start()
         if self._scheduler is not None:
-            self._scheduler.warn_of_strangers()
+            self._scheduler.announce()
             self._scheduler.start()
         if self._options.listen:
             self.notifier.start()

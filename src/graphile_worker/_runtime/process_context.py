@@ -7,7 +7,8 @@ import io
 import itertools
 import logging
 import pickle
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -49,8 +50,9 @@ class StoppingHere(Stopping):
         """It is."""
         self._for_threads.set()
         loop = self._loop
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._for_tasks.set)
+        with suppress(RuntimeError):  # the loop may be closed by now
+            if loop is not None:
+                loop.call_soon_threadsafe(self._for_tasks.set)
 
 
 class Limits:
@@ -64,6 +66,7 @@ class Limits:
     def __init__(self, line: Line, timeout: float) -> None:
         self._line = line
         self._when = monotonic() + timeout
+        self._over = False
         self.stopping: Stopping = StoppingHere()
 
     @property
@@ -74,8 +77,13 @@ class Limits:
     def extend(self, duration: Duration) -> None:
         """So long from now, whatever it was."""
         timeout = seconds("extend_deadline", duration, "more than 0")
-        self._when = monotonic() + timeout
-        self._line.send(Extended(timeout))
+        if not self._over:  # or it would be another job's that runs now
+            self._when = monotonic() + timeout
+            self._line.send(Extended(timeout))
+
+    def end(self) -> None:
+        """It has ended, though a thread of it may go on."""
+        self._over = True
 
 
 class ThroughWorker:
@@ -104,9 +112,9 @@ class ThroughWorker:
         job: Job = await self._ask("add_spec", _plain_spec(spec), **options)
         return job
 
-    async def add_jobs(self, jobs: Iterable[JobSpec], **options: Any) -> list[Job]:
+    async def add_jobs(self, specs: Iterable[JobSpec], **options: Any) -> list[Job]:
         """Add many jobs."""
-        added: list[Job] = await self._ask("add_jobs", [_plain_spec(spec) for spec in jobs], **options)
+        added: list[Job] = await self._ask("add_jobs", [_plain_spec(spec) for spec in specs], **options)
         return added
 
     def blocking(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -116,9 +124,10 @@ class ThroughWorker:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        what = "connection" if name == "lend_connection" else f"utils.{name}"
         raise TaskError(
-            f"{name} cannot be had in a process: jobs can be added there, and the worker's connections stay "
-            "with the worker. Do it in a task that runs on the event loop or on a thread, or open a "
+            f"ctx.{what} cannot be had in a process: jobs can be added there, and the worker's connections "
+            "stay with it. Do it in a task that runs on the event loop or on a thread, or open a "
             "WorkerUtils of its own."
         )
 
@@ -137,12 +146,11 @@ class ThroughWorker:
     def answered(self, answer: Answer) -> None:
         """What came of it."""
         asked = self._asked.pop(answer.number)
-        if asked.cancelled():
-            return
-        if answer.error is None:
-            asked.set_result(answer.value)
-        else:
-            asked.set_exception(answer.error.error())
+        with suppress(InvalidStateError):  # nobody waits for it any more
+            if answer.error is None:
+                asked.set_result(answer.value)
+            else:
+                asked.set_exception(answer.error.error())
 
 
 class Shared:

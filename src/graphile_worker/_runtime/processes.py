@@ -18,6 +18,7 @@ import msgspec
 
 from graphile_worker._runtime.carried import carry, record_of
 from graphile_worker._runtime.member import Member, spawn
+from graphile_worker._runtime.pulse import Pulse
 from graphile_worker._runtime.references import Program
 from graphile_worker._runtime.threads import Threads
 from graphile_worker._runtime.wire import (
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from graphile_worker._runtime.deadline import Deadline
     from graphile_worker._runtime.member import Spawned
     from graphile_worker._runtime.references import Reference
+    from graphile_worker._runtime.vitals import Vitals
     from graphile_worker.context import Stopping, Surroundings
     from graphile_worker.job import Job
 
@@ -56,6 +58,7 @@ class Processes:
         most: How many there may be at once; None: as many as there are processors for us.
         jobs_each: After how many jobs one is replaced; None: never.
         on_invalid_payload: What the worker says of payloads that do not fit.
+        vitals: Until when its jobs are the worker's, if it says that it lives.
     """
 
     def __init__(
@@ -65,15 +68,19 @@ class Processes:
         most: int | None = None,
         jobs_each: int | None = None,
         on_invalid_payload: str = "retry",
+        vitals: Vitals | None = None,
     ) -> None:
         self._surroundings = surroundings
         self._jobs_each = jobs_each
         self._on_invalid_payload = on_invalid_payload
+        self._vitals = vitals
+        self._pulse: Pulse | None = None
         self._places = asyncio.Semaphore(most or usable_processors())
         self._threads = Threads()
         self._idle: list[Member] = []
         self._all: set[Member] = set()
         self._starting: set[asyncio.Future[Any]] = set()
+        self._left: list[asyncio.Future[Any]] = []  # begun, and nobody waits for them any more
         self._closed = False
 
     async def run(self, task: Reference, job: Job, deadline: Deadline | None) -> Any:
@@ -106,6 +113,10 @@ class Processes:
             async with asyncio.timeout(_PATIENCE):
                 await asyncio.gather(*[member.exited.wait() for member in self._all])
         await asyncio.gather(*[member.kill() for member in self._all])
+        if self._pulse is not None:
+            if self._vitals is not None:
+                self._vitals.on_confirm = lambda _sent: None
+            self._pulse.close()
 
     async def _take(self) -> Member:
         while True:
@@ -126,15 +137,25 @@ class Processes:
 
     async def _start(self) -> None:
         """Have one more that is idle. Whoever stops waiting for it leaves it to others."""
-        starting = self._threads.run(copy_context(), self._spawn)
-        self._starting.add(starting)
-        starting.add_done_callback(self._started)
-        _started, error = await asyncio.shield(starting)
+        if self._left:
+            starting = self._left.pop()
+        else:
+            starting = self._threads.run(copy_context(), self._spawn)
+            self._starting.add(starting)
+            starting.add_done_callback(self._started)
+        try:
+            _started, error = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            if not starting.done():
+                self._left.append(starting)
+            raise
         if error is not None:
             raise TaskError(f"No process can be started for it: {error}.") from error
 
     def _started(self, starting: asyncio.Future[Any]) -> None:
         self._starting.discard(starting)
+        with suppress(ValueError):
+            self._left.remove(starting)
         if starting.cancelled() or starting.result()[1] is not None:
             return
         member = Member(*starting.result()[0], on_exit=self._all.discard)
@@ -146,7 +167,15 @@ class Processes:
 
     def _spawn(self) -> Spawned:
         """On a thread: it takes its time, the more so if there is much of a state."""
-        return spawn(written(self._setup()))
+        return spawn(written(self._setup()), self._felt().file)
+
+    def _felt(self) -> Pulse:
+        if self._pulse is None:
+            self._pulse = Pulse()
+            if self._vitals is not None:
+                self._vitals.on_confirm = self._pulse.beat
+                self._pulse.beat(self._vitals.confirmed or 0.0)
+        return self._pulse
 
     def _setup(self) -> Setup:
         state, stateless = None, ""
@@ -182,7 +211,8 @@ class Processes:
             timeout, stopping = deadline.remaining, deadline.stopping
         bare = msgspec.structs.replace(job, payload=None)
         payload = encode_stored(job.payload)
-        await member.send(Run(task, bare, payload, timeout, self._surroundings.now()))
+        patience = None if self._vitals is None else self._vitals.patience(job.task_identifier)
+        await member.send(Run(task, bare, payload, timeout, self._surroundings.now(), patience))
         stopping = stopping or self._surroundings.stopping(job.task_identifier)
         telling = asyncio.create_task(_tell(member, stopping), name="graphile-worker process")
         try:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import heapq
+import textwrap
 from datetime import datetime, timedelta
 from itertools import groupby, islice
 from operator import attrgetter
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from graphile_worker import events as event
 from graphile_worker._db import crontabs as database
 from graphile_worker._db.crontabs import Due
-from graphile_worker._db.failures import is_about_data
+from graphile_worker._db.failures import Trouble, trouble_of
 from graphile_worker._runtime.service import Service, pause_after
-from graphile_worker.errors import DatabaseError, GraphileWorkerError, JobError
+from graphile_worker.errors import DatabaseError, GraphileWorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,6 +35,12 @@ _HARDLY_EARLY = timedelta(seconds=1)
 """What the database's time is between its answers is an estimate."""
 _CHUNK = 2000
 """How many jobs are added at once, while catching up: more would hold up others on the event loop."""
+_MOST_SAID = 500
+_SHORT = timedelta(hours=1)
+_LONGEST_OWED = timedelta(days=1)
+"""How far to look back for an item whose jobs something refuses: for ever would be more each minute."""
+_LONGEST_PAUSE = 1.0
+"""Another worker may begin when the database is back, and for what is before that nobody asks then."""
 _LONGEST_SLEEP = 10.0
 """A timer does not notice that the clock was changed, or that the machine slept."""
 
@@ -72,9 +80,14 @@ class Scheduler(Service):
         self._next: datetime | None = None
         self._awaited: datetime | None = None
         self._in_vain = 0
+        self._owed: dict[int, datetime] = {}  # since when, by the places of items that were refused
+        self._refused: dict[int, datetime] = {}  # the same, in this tick
+        self._waits_since: float | None = None
 
-    def warn_of_strangers(self) -> None:
-        """Say which items this worker cannot run itself."""
+    def announce(self) -> None:
+        """Say what there is, and which items this worker cannot run itself."""
+        identifiers = ", ".join(item.identifier for item in self._items)
+        self.logger.info("Recurring tasks: %s", textwrap.shorten(identifiers, _MOST_SAID, placeholder=" …"))
         for item in self._items:
             if item.task not in self._pool.tasks:
                 self.logger.warning(
@@ -92,9 +105,10 @@ class Scheduler(Service):
             await self._catch_up(self._next)
         except DatabaseError as error:
             self._in_vain += 1
+            self._waits_since = self._waits_since or monotonic()
             if self._in_vain == 1:
                 self.logger.warning("Jobs of recurring tasks cannot be added, but will be later: %s", error)
-            return pause_after(self._in_vain)
+            return min(pause_after(self._in_vain), _LONGEST_PAUSE)
         if self._in_vain:
             self.logger.info("Jobs of recurring tasks are added again")
             self._in_vain = 0
@@ -108,16 +122,20 @@ class Scheduler(Service):
         )
         self._clock.observe(now)
         if self._start is None:  # if the rest fails, that is the time since when nothing may be missed
-            self._start = self._clock.now()
+            waited = 0.0 if self._waits_since is None else monotonic() - self._waits_since
+            self._start = self._clock.now() - timedelta(seconds=waited)
             self._events.emit(event.CronStarting(worker_pool=self._pool, start=self._start))
         start = self._start
         if new := [identifier for identifier in identifiers if identifier not in known]:
             await self._session.call(
                 lambda on: database.register(on, self._session.schema, new, start), attempts=1
             )
-        for chunk in _chunks(self._missed(known, start)):
+        self._refused.clear()
+        missed = self._missed(known, start)
+        for chunk in _chunks(one for one in missed if one.place not in self._refused):
             self._tell(event.CronBackfill, chunk)
             await self._add(chunk)
+        self._owed = dict(self._refused)
         self._events.emit(event.CronStarted(worker_pool=self._pool, start=start))
         return _ceil(start)
 
@@ -128,7 +146,7 @@ class Scheduler(Service):
             if item.identifier in known and item.backfill:
                 since = known[item.identifier].last_execution or known[item.identifier].known_since
                 first = max(_ceil(_back(start, item.backfill)), _ceil(since))
-                owed.append(self._due(place, first, _ceil(start) - _MINUTE, backfilled=True))
+                owed.append(self._due(place, first, _ceil(start) - _MINUTE))
         return heapq.merge(*owed)
 
     async def _catch_up(self, first: datetime) -> None:
@@ -142,32 +160,47 @@ class Scheduler(Service):
                         worker_pool=self._pool, current_timestamp=now, expected_timestamp=first
                     )
                 )
-            return
+            if not self._owed:
+                return
         if last > first:
             self._events.emit(
                 event.CronOverdueTimer(
                     worker_pool=self._pool, current_timestamp=now, expected_timestamp=first
                 )
             )
-        places = range(len(self._items))
-        for chunk in _chunks(heapq.merge(*(self._due(place, first, last) for place in places))):
+        self._refused.clear()
+        due = heapq.merge(
+            *(self._due(place, self._since(place, first, last), last) for place in range(len(self._items)))
+        )
+        for chunk in _chunks(one for one in due if one.place not in self._refused):
             self._tell(event.CronSchedule, chunk)
             self._tell(event.CronScheduled, await self._add(chunk))
-            self._next = chunk[-1].minute  # some items of it may be in the next chunk
-        self._next = last + _MINUTE
+            self._next = max(first, chunk[-1].minute)  # some items of it may be in the next chunk
+        self._owed = dict(self._refused)
+        self._next = max(first, last + _MINUTE)
 
-    def _due(self, place: int, first: datetime, last: datetime, *, backfilled: bool = False) -> Iterator[Due]:
+    def _since(self, place: int, first: datetime, last: datetime) -> datetime:
+        """The first minute that an item is to have."""
+        return max(self._owed[place], last - _LONGEST_OWED) if place in self._owed else first
+
+    def _due(self, place: int, first: datetime, last: datetime) -> Iterator[Due]:
         """The jobs of one item, from the first minute to the last."""
         item = self._items[place]
-        try:
-            minutes: Iterable[datetime] = item.occurrences(first - _MINUTE, last)
-            if first == last:  # most of the time, and then it is much faster
-                minutes = [first] if item.matches(first) else []
-            for minute in minutes:
-                spec = item.job_at(minute, backfilled=backfilled)
-                yield Due(minute, place, item.identifier, spec, item.overlap == "skip")
-        except Exception:  # a function of the user's; the others are not to suffer from it
-            self.logger.exception("The cron item %r cannot say when it is due", item.identifier)
+        for minute in self._minutes(item, first, last):
+            spec = item.job_at(minute, backfilled=self._start is not None and minute < self._start)
+            yield Due(minute, place, item.identifier, spec, item.overlap == "skip")
+
+    def _minutes(self, item: CronItem, first: datetime, last: datetime) -> Iterator[datetime]:
+        if isinstance(item.match, str) and last - first > _SHORT:
+            yield from item.occurrences(first - _MINUTE, last)
+            return
+        while first <= last:  # as a rule it is one minute, or a few, and then to ask for each is faster
+            try:
+                if item.matches(first):
+                    yield first
+            except Exception:  # a function of the user's: other items and minutes are not to suffer from it
+                self.logger.exception("The cron item %r cannot say when it is due", item.identifier)
+            first += _MINUTE
 
     async def _add(self, chunk: list[Due]) -> list[Due]:
         schema = self._session.schema
@@ -175,14 +208,24 @@ class Scheduler(Service):
             return await self._session.call(
                 lambda on: database.schedule(on, schema, chunk, self._around), attempts=1
             )
-        except GraphileWorkerError as error:
-            if not isinstance(error, JobError) and not is_about_data(error.__cause__):
+        except Exception as error:
+            trouble = trouble_of(error.__cause__ or error)
+            if isinstance(error, DatabaseError) and trouble is not Trouble.REFUSED:
                 raise
             apart = _by_item(chunk)
-            if len(apart) == 1:  # it will not get better, and the other items are not to suffer from it
-                self.logger.error("No job of the cron item %r is added: %s", chunk[0].identifier, error)  # noqa: TRY400
+            if len(apart) == 1:  # perhaps middleware, or a trigger: the other items are not to suffer from it
+                self._owe(chunk[0], error)
                 return []
         return [due for one in apart for due in await self._add(one)]
+
+    def _owe(self, due: Due, error: Exception) -> None:
+        """That one, and all after it, are to be added with those of the next minute."""
+        self._refused[due.place] = due.minute
+        self.logger.error(
+            "No job of the cron item %r is added, but will be later: %s",
+            *(due.identifier, error),
+            exc_info=None if isinstance(error, GraphileWorkerError) else error,
+        )
 
     def _tell(
         self,

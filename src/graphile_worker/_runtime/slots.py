@@ -80,9 +80,10 @@ class Slots:
         run = Run(held, self._free.pop(), monotonic())
         self._running[held] = run
         tell_started(self._events, run)
-        run.task = self._loop.create_task(
+        task = self._loop.create_task(
             self._run(run), name=held.job.task_identifier, context=self._executor.context()
         )
+        run.task = None if task.done() else task
 
     async def _run(self, run: Run) -> None:
         self._end(run, await self._executor.execute(run.held))

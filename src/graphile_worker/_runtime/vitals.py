@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from graphile_worker.recovery import since_boot
+from graphile_worker.liveness import since_boot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,10 +37,13 @@ class Vitals:
         """Whether the server was seen to be down: then nobody can declare us dead."""
         self.dead = False
         """Whether others have declared us dead, or somebody removed our row."""
+        self.on_confirm: Callable[[float], None] = lambda _sent: None
+        """Called by whoever confirms a beat, with when it was sent."""
 
     def confirm(self, sent: float) -> None:
         """A beat that was sent then is recorded; the answer may be late."""
         self.confirmed = max(sent, self.confirmed or sent)
+        self.on_confirm(self.confirmed)
         self.server_down = False
 
     def exchanged(self, sent: float) -> None:
@@ -59,6 +62,13 @@ class Vitals:
             fast = max(self.confirmed, self.proven) + self.lease.fast - self.lease.fast_margin
             end = min(end, fast)
         return end
+
+    def patience(self, task: str) -> float | None:
+        """For how long after a beat what runs a job of that task may do so on its own; None: for ever.
+
+        It is longer than we have ourselves to stop it, and shorter than others wait.
+        """
+        return None if self.lease is None else self.lease.of(task) - self.lease.margin / 2
 
     def unproven(self) -> None:
         """The session of the exchange is gone, and was perhaps seen by nobody."""

@@ -54,6 +54,8 @@ class Run(NamedTuple):
     timeout: float | None
     now: datetime
     """The time as the queue sees it."""
+    patience: float | None = None
+    """For how many seconds the worker may be silent before others may take the job."""
 
 
 class Stop(NamedTuple):

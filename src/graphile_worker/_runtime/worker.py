@@ -15,7 +15,7 @@ from graphile_worker import events as event
 from graphile_worker._db.exchange import NOTHING, Wish
 from graphile_worker._runtime.demand import Demand
 from graphile_worker._runtime.exchanger import OutageError, UnderWay
-from graphile_worker._runtime.looks import Looks
+from graphile_worker._runtime.looks import AFTER_A_VAIN_LOOK, Looks
 from graphile_worker._runtime.service import Service
 from graphile_worker._runtime.weather import Weather
 from graphile_worker.errors import ConfigurationError, GraphileWorkerError
@@ -260,7 +260,7 @@ class Worker(Service):
     async def _next_exchange(self) -> UnderWay | None:
         if not self._exchanger.connected:
             await self._reconnect()
-        if monotonic() - self._house_kept >= _HOUSEKEEPING:
+        if monotonic() - self._house_kept >= (AFTER_A_VAIN_LOOK if self._looks.in_vain else _HOUSEKEEPING):
             await self._keep_house()
         wish = await self._wish()
         results = self._results.take()
@@ -395,6 +395,6 @@ class Worker(Service):
 
     async def _keep_house(self) -> None:
         """Now and then: see to what changes slowly."""
-        self._house_kept = monotonic()
+        self._house_kept, self._looks.in_vain = monotonic(), False
         await self._exchanger.refresh_tasks()
         await self._exchanger.renew(self._in_hand.all, self._clock.database_now())

@@ -15,7 +15,7 @@ from graphile_worker.cli.flags import queue_of
 from graphile_worker.cli.printing import console, print_object, tell
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 
     from graphile_worker._db.many import Left
     from graphile_worker.cli.selection import Selection
@@ -38,13 +38,16 @@ class Words:
 
 
 @dataclass
-class _Progress:
+class Progress:
+    """How far it came."""
+
     total: int
     changed: list[int] = field(default_factory=list)
     requested: int = 0
     interrupted: bool = False
 
     def note(self, batch: Batch) -> None:
+        """One batch more."""
         self.changed += batch.changed
         self.requested += batch.requested
 
@@ -110,10 +113,8 @@ async def _change_jobs(
         question = f"This would {words.do} {jobs(total)}."
         if total > 1 and not confirmed(f"{question} Do it?" if sys.stdin.isatty() else question, yes=yes):
             return 1
-        progress = _Progress(total)
         batches = utils.many.change(change, selection.filter if ids is None else ids)
-        async with aclosing(batches):
-            await _work(batches, progress, words)
+        progress = await work_through(batches, total, words)
         left = await _left(utils, ids, progress)
         _print_result(progress, words, left, as_json=as_json)
         if progress.interrupted:
@@ -121,18 +122,22 @@ async def _change_jobs(
         return 1 if any(left.values()) else 0
 
 
-async def _work(batches: AsyncIterator[Batch], progress: _Progress, words: Words) -> None:
-    with interruptible() as is_interrupted, _bar(progress.total, words) as advance:
-        async for batch in batches:
-            progress.note(batch)
-            advance(batch.seen)
-            if is_interrupted():
-                progress.interrupted = True
-                return
+async def work_through(batches: AsyncGenerator[Batch], total: int, words: Words) -> Progress:
+    """Take all batches, with a bar, until Ctrl-C."""
+    progress = Progress(total)
+    async with aclosing(batches):
+        with _interruptible() as is_interrupted, _bar(total, words) as advance:
+            async for batch in batches:
+                progress.note(batch)
+                advance(batch.seen)
+                if is_interrupted():
+                    progress.interrupted = True
+                    break
+    return progress
 
 
 @contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
+def _interruptible() -> Iterator[Callable[[], bool]]:
     """Let Ctrl-C wait for the batch under way, so that it is known what was done; a second one does not."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     heard: list[int] = []
@@ -166,9 +171,7 @@ def _bar(total: int, words: Words) -> Iterator[Callable[[int], None]]:
         yield lambda count: bar.advance(task, count)
 
 
-async def _left(
-    utils: WorkerUtils, ids: list[int] | None, progress: _Progress
-) -> dict[str, list[Left | int]]:
+async def _left(utils: WorkerUtils, ids: list[int] | None, progress: Progress) -> dict[str, list[Left | int]]:
     """Of the jobs that were named, those that were not changed: gone, running, or something else."""
     if ids is None or progress.interrupted:
         return {"missing": [], "running": [], "unchanged": []}
@@ -189,7 +192,7 @@ def _print_plan(total: int, words: Words, *, as_json: bool) -> None:
         click.echo(f"This would {words.do} {jobs(total)}.")
 
 
-def _print_result(progress: _Progress, words: Words, left: Mapping[str, list[Any]], *, as_json: bool) -> None:
+def _print_result(progress: Progress, words: Words, left: Mapping[str, list[Any]], *, as_json: bool) -> None:
     count = len(progress.changed)
     if as_json:
         named = {
@@ -202,16 +205,21 @@ def _print_result(progress: _Progress, words: Words, left: Mapping[str, list[Any
         asked = f" Asked the workers of {progress.requested:,} that run." if progress.requested else ""
         click.echo(f"{words.done} {jobs(count)}{few}.{asked}")
     if progress.interrupted:
-        tell(
-            f"Interrupted: {jobs(count)} of {progress.total:,} changed, the others are as they were. "
-            "Run it again to go on."
-        )
+        tell_interrupted(progress)
     _tell_of(left["missing"], lambda job_id: f"There is no job {job_id}.")
     _tell_of(
         left["running"],
         lambda one: f"Job {one.id} is run by {one.locked_by or 'somebody'}; {words.while_running}.",
     )
     _tell_of(left["unchanged"], lambda one: f"Job {one.id} is {one.state}; it {words.otherwise}.")
+
+
+def tell_interrupted(progress: Progress) -> None:
+    """How far it came."""
+    tell(
+        f"Interrupted: {jobs(len(progress.changed))} of {progress.total:,} changed, the others are as they "
+        "were. Run it again to go on."
+    )
 
 
 def _tell_of(some: Iterable[Any], sentence: Callable[[Any], str]) -> None:

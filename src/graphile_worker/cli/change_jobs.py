@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from graphile_worker.cli.flags import json_flag, queue_of, verb, yes_flag
 from graphile_worker.cli.selection import selection_flags, taken_selection
@@ -30,27 +31,22 @@ def _bulk_flags(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _change(
-    settings: Mapping[str, Value], arguments: dict[str, Any], name: str, *values: object, **words: str
+    settings: Mapping[str, Value], arguments: dict[str, Any], name: str, values: dict[str, Any], **words: str
 ) -> int:
+    """Do what `Change` has under that name."""
     from graphile_worker.cli.bulk import Words, change_jobs  # noqa: PLC0415
     from graphile_worker.many_jobs import Change  # noqa: PLC0415
 
     selection = taken_selection(arguments)
-    among = {"retry": ("not_locked", "tried"), "cancel": ("not_over",)}.get(name, ("not_running",))
-    if selection.filter.state == "running" and name != "cancel":
+    chosen = selection.filter
+    if chosen.state == "running" and name != "cancel":
         raise click.UsageError(
             "Jobs that run are left alone. Cancel them, or stop their worker; if it is gone, unlock it."
         )
-    chosen = selection._replace(filter=_refined(selection.filter, name))
-    return change_jobs(settings, chosen, Change(name, values, among), Words(**words), **arguments)
-
-
-def _refined(chosen: Any, name: str) -> Any:
-    import msgspec  # noqa: PLC0415
-
-    if name == "retry" and chosen.state is None:
-        return msgspec.structs.replace(chosen, state="failed")
-    return chosen
+    if name == "retry" and chosen.state is None and chosen.key is None:
+        selection = selection._replace(filter=msgspec.structs.replace(chosen, state="failed"))
+    change: Change = getattr(Change, name)(**values)
+    return change_jobs(settings, selection, change, Words(**words), **arguments)
 
 
 @verb("complete", "complete 42 43", "complete --task send_email --state failed")
@@ -61,7 +57,7 @@ def complete(settings: Mapping[str, Value], **arguments: Any) -> int:
     Jobs that run are left alone. The ids are told of those that are not there, or that run; then the exit
     code is 1.
     """
-    return _change(settings, arguments, "complete", do="complete", done="Completed")
+    return _change(settings, arguments, "complete", {}, do="complete", done="Completed")
 
 
 @verb("fail", "fail 42 --reason 'no such customer'", "fail --task send_email --yes")
@@ -75,7 +71,7 @@ def fail(settings: Mapping[str, Value], reason: str | None, **arguments: Any) ->
     """
     if reason == "":
         raise click.UsageError("--reason is empty. Leave it out, or say why.")
-    return _change(settings, arguments, "fail", reason, do="fail", done="Failed")
+    return _change(settings, arguments, "fail", {"reason": reason}, do="fail", done="Failed")
 
 
 @verb("reschedule", "reschedule 42 --run-at 2h", "reschedule --queue mails --priority -10")
@@ -100,17 +96,19 @@ def reschedule(
     What is not given stays as it is, and jobs that run are left alone. A job that has failed for good stays
     failed, unless it gets more attempts: see retry.
     """
-    from graphile_worker._db.queries import split_instant  # noqa: PLC0415
-
     if now and run_at is not None:
         raise click.UsageError("--now and --run-at cannot be combined.")
-    moment = timedelta(0) if now else run_at
-    values = (*split_instant(moment), priority, attempts, max_attempts)
-    if all(value is None for value in values):
+    values = {
+        "run_at": timedelta(0) if now else run_at,
+        "priority": priority,
+        "attempts": attempts,
+        "max_attempts": max_attempts,
+    }
+    if all(value is None for value in values.values()):
         raise click.UsageError(
             "Say what to change: --run-at, --now, --priority, --attempts or --max-attempts."
         )
-    return _change(settings, arguments, "reschedule", *values, do="reschedule", done="Rescheduled")
+    return _change(settings, arguments, "reschedule", values, do="reschedule", done="Rescheduled")
 
 
 @verb("retry", "retry 42", "retry --task send_email", "retry --text 'Connection refused' --yes")
@@ -118,13 +116,14 @@ def reschedule(
 def retry(settings: Mapping[str, Value], **arguments: Any) -> int:
     """Run failed jobs again: now, and with all their attempts.
 
-    By a filter it finds jobs that failed for good; with --state scheduled, or by its id, also a job that
-    waits for its next attempt. Jobs that run are left alone, and so are those that were not tried yet.
+    By a filter it finds jobs that failed for good; with --state scheduled, or by id or key, also those
+    that wait for their next attempt. Jobs that run are left alone, and so are those that were not tried yet.
     """
     return _change(
         settings,
         arguments,
         "retry",
+        {},
         do="retry",
         done="Will retry",
         otherwise="has not been tried yet: reschedule --now lets it run now",
@@ -142,7 +141,7 @@ def remove(settings: Mapping[str, Value], **arguments: Any) -> int:
     selection = taken_selection(dict(arguments)) if key else None
     if selection is not None and [key] == [v for v in selection.filter.parts().values() if v is not None]:
         return asyncio.run(_remove_by_key(settings, key, arguments))
-    return _change(settings, arguments, "complete", do="remove", done="Removed")
+    return _change(settings, arguments, "complete", {}, do="remove", done="Removed")
 
 
 async def _remove_by_key(settings: Mapping[str, Value], key: str, arguments: Mapping[str, Any]) -> int:
@@ -174,13 +173,11 @@ def cancel(settings: Mapping[str, Value], reason: str, **arguments: Any) -> int:
     A job that waits will not run; it stays as failed. The worker of a job that runs is told, and cancels it
     if it is a worker of this library; it may end well all the same.
     """
-    from graphile_worker.outcome import storable  # noqa: PLC0415
-
     return _change(
         settings,
         arguments,
         "cancel",
-        storable(reason),
+        {"reason": reason},
         do="cancel",
         done="Cancelled",
         otherwise="has failed for good already",

@@ -33,7 +33,7 @@ _VERBS = (
     maintenance.cleanup, maintenance.migrate, transfer_jobs.export_jobs, transfer_jobs.import_jobs, init.init,
 )  # fmt: skip
 HEADINGS = {
-    "Workers": ("run", "dev", "init", "health", "workers", "unlock", "sweep"),
+    "Workers": ("run", "dev", "init", "health", "workers", "unlock", "sweep", "cron"),
     "Jobs": ("add", "list", "show", "complete", "fail", "reschedule", "retry", "remove", "cancel"),
     "The queue": ("doctor", "stats", "queues", "cleanup", "migrate", "export", "import"),
 }
@@ -69,7 +69,7 @@ class Group(click.Group):
 
 
 class Root(Group):
-    """Keeps its help to a screen."""
+    """Keeps its help short, though it has many commands and all flags of a worker."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Only the flags that all commands have: those of a worker stand in the help of run."""
@@ -185,9 +185,9 @@ def health(ctx: click.Context, /, *, live: bool, any_host: bool, as_json: bool, 
 @click.option("--json", "as_json", is_flag=True, help="An array of objects.")
 @click.pass_context
 def cron(ctx: click.Context, /, *, tasks_of: str | None, as_json: bool, **_: Any) -> None:
-    """Show recurring tasks, and when they run.
+    """Show recurring tasks, and when they run next.
 
-    For each its next run, its last, and whether the database knows it.
+    Also when they ran last, and whether the database knows them.
     """
     if ctx.invoked_subcommand is None:
         from graphile_worker.cli.schedules import print_schedules  # noqa: PLC0415
@@ -202,7 +202,7 @@ def cron(ctx: click.Context, /, *, tasks_of: str | None, as_json: bool, **_: Any
 def check_crontab(ctx: click.Context, paths: tuple[Path, ...]) -> None:
     """Read crontabs, and tell all that is wrong with them.
 
-    If something is, the exit code is 1.
+    The exit code is 1 if something is.
     """
     from graphile_worker.cli.schedules import check  # noqa: PLC0415
 

@@ -15,6 +15,7 @@ from graphile_worker.cli.printing import (
     STATES,
     Column,
     as_json_text,
+    console,
     on_terminal,
     print_fields,
     printed_rows,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from graphile_worker.many_jobs import JobFilter
 
 _SCREEN = 50
+_WIDE = 140
 _PAGE = 1000
 _FIELDS = (
     "id", "task_identifier", "queue_name", "state", "payload", "priority", "run_at", "attempts",
@@ -53,25 +55,35 @@ def _line_of(error: str | None) -> str:
 
 
 def _columns() -> list[Column[Job]]:
+    due = times.both if not on_terminal() or console().width >= _WIDE else times.from_now
     return [
         Column(title="ID", value=lambda job: job.id, right=True),
         Column(title="STATE", value=lambda job: job.state, style=lambda job: STATES[job.state]),
-        Column(title="TASK", value=lambda job: job.task_identifier),
-        Column(title="QUEUE", value=lambda job: job.queue_name),
-        Column(title="DUE", value=lambda job: job.run_at, short=lambda job: times.both(job.run_at)),
+        Column(title="TASK", value=lambda job: job.task_identifier, least=16),
+        Column(title="QUEUE", value=lambda job: job.queue_name, least=8, spare=2),
+        Column(title="DUE", value=lambda job: job.run_at, short=lambda job: due(job.run_at)),
         Column(title="TRIES", value=lambda job: f"{job.attempts}/{job.max_attempts}", right=True),
-        Column(title="PRIORITY", value=lambda job: job.priority, right=True),
-        Column(title="KEY", value=lambda job: job.key, short=lambda job: shortened(job.key or "", 30)),
-        Column(title="WORKER", value=lambda job: job.locked_by),
+        Column(title="PRIORITY", value=lambda job: job.priority, right=True, spare=4),
+        Column(
+            title="KEY",
+            value=lambda job: job.key,
+            short=lambda job: shortened(job.key or "", 30),
+            least=8,
+            spare=3,
+        ),
+        Column(title="WORKER", value=lambda job: job.locked_by, least=10, spare=5),
         Column(
             title="PAYLOAD",
             value=lambda job: as_json_text(job.payload),
             short=lambda job: shortened(as_json_text(job.payload)),
+            least=12,
+            spare=1,
         ),
         Column(
             title="ERROR",
             value=lambda job: job.last_error,
             short=lambda job: shortened(_line_of(job.last_error)),
+            least=12,
         ),
     ]
 

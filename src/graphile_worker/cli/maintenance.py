@@ -117,15 +117,12 @@ def _part(word: str) -> str:
 async def _cleanup(
     settings: Mapping[str, Value], chosen: list[str], keep: Sequence[str], *, yes: bool, as_json: bool
 ) -> int:
-    from graphile_worker.cli.bulk import confirmed, jobs  # noqa: PLC0415
+    from graphile_worker.cli.bulk import jobs  # noqa: PLC0415
 
     async with queue_of(settings) as utils:
-        removed = 0
-        if "failed-jobs" in chosen:
-            count = await _count_failed(utils)
-            if count > 1 and not confirmed(f"This would remove {jobs(count)} that failed for good.", yes=yes):
-                return 1
-            removed = await _remove_failed(utils)
+        removed = await _remove_failed(utils, yes=yes) if "failed-jobs" in chosen else 0
+        if removed is None:
+            return 1
         served = {
             task for one in await utils.workers(and_locks=False) if one.lives for task in one.tasks or ()
         }
@@ -143,24 +140,21 @@ async def _cleanup(
     return 0
 
 
-async def _count_failed(utils: WorkerUtils) -> int:
+async def _remove_failed(utils: WorkerUtils, *, yes: bool) -> int | None:
+    """How many jobs were removed; None if they are not to be."""
+    from graphile_worker.cli.bulk import Words, confirmed, jobs, tell_interrupted, work_through  # noqa: PLC0415
     from graphile_worker.many_jobs import Change, JobFilter  # noqa: PLC0415
 
-    return await utils.many.count(JobFilter(state="failed"), Change("complete"))
-
-
-async def _remove_failed(utils: WorkerUtils) -> int:
-    from graphile_worker.cli.bulk import interruptible, jobs  # noqa: PLC0415
-    from graphile_worker.many_jobs import Change, JobFilter  # noqa: PLC0415
-
-    removed = 0
-    with interruptible() as is_interrupted:
-        async for batch in utils.many.change(Change("complete"), JobFilter(state="failed")):
-            removed += len(batch.changed)
-            if is_interrupted():
-                tell(f"Interrupted: {jobs(removed)} removed. Run it again to go on.")
-                raise click.Abort
-    return removed
+    change, failed = Change.complete(), JobFilter(state="failed")
+    total = await utils.many.count(failed, change)
+    if total > 1 and not confirmed(f"This would remove {jobs(total)} that failed for good.", yes=yes):
+        return None
+    words = Words(do="remove", done="Removed")
+    progress = await work_through(utils.many.change(change, failed), total, words)
+    if progress.interrupted:
+        tell_interrupted(progress)
+        raise click.Abort
+    return len(progress.changed)
 
 
 @verb("migrate", "migrate", "migrate --check", "migrate --sql > for-the-dba.sql")
@@ -213,8 +207,8 @@ class _Duration(click.ParamType[float]):
 _RECOVERED: list[Column[Recovered]] = [
     Column(title="WORKER", value=lambda one: one.worker.name),
     Column(title="SILENT FOR", value=lambda one: f"{one.silence:.0f} s", right=True),
-    Column(title="JOBS", value=lambda one: ", ".join(str(job.id) for job in one.jobs), folds=True),
-    Column(title="QUEUES", value=lambda one: ", ".join(one.queues), folds=True),
+    Column(title="JOBS", value=lambda one: ", ".join(str(job.id) for job in one.jobs), least=20, folds=True),
+    Column(title="QUEUES", value=lambda one: ", ".join(one.queues), least=20, folds=True),
 ]
 
 

@@ -55,7 +55,7 @@ def _state_column(state: str) -> Column[_TaskRow]:
 
 
 _STATS: list[Column[_TaskRow]] = [
-    Column(title="TASK", value=lambda row: row.task),
+    Column(title="TASK", value=lambda row: row.task, least=16),
     *(_state_column(state) for state in STATES),
     Column(title="TOTAL", value=lambda row: row.stats.total, right=True),
     Column(
@@ -136,7 +136,7 @@ def _counts(found: TaskStats) -> dict[str, object]:
 
 
 _QUEUES: list[Column[QueueStats]] = [
-    Column(title="QUEUE", value=lambda queue: queue.queue_name),
+    Column(title="QUEUE", value=lambda queue: queue.queue_name, least=16),
     Column(title="JOBS", value=lambda queue: queue.jobs, right=True),
     Column(title="READY", value=lambda queue: queue.ready, right=True),
     Column(title="FAILED", value=lambda queue: queue.failed, right=True),
@@ -145,7 +145,7 @@ _QUEUES: list[Column[QueueStats]] = [
         value=lambda queue: queue.oldest_due,
         short=lambda queue: times.from_now(queue.oldest_due) if queue.oldest_due else "",
     ),
-    Column(title="LOCKED BY", value=lambda queue: queue.locked_by),
+    Column(title="LOCKED BY", value=lambda queue: queue.locked_by, least=12),
     Column(
         title="SINCE", value=lambda queue: queue.locked_at, short=lambda queue: times.both(queue.locked_at)
     ),
@@ -209,9 +209,9 @@ def _runs(row: _Seen) -> str:
 _STYLES = {"ready": "green", "dead": "red", "silent": "red", "unknown": "dim"}
 _WORKERS: list[Column[_Seen]] = [
     Column(title="WORKER", value=lambda row: row.worker.id),
-    Column(title="LANGUAGE", value=lambda row: row.worker.language),
-    Column(title="HOST", value=lambda row: row.worker.host),
-    Column(title="PID", value=lambda row: row.worker.pid, right=True),
+    Column(title="LANGUAGE", value=lambda row: row.worker.language, spare=3),
+    Column(title="HOST", value=lambda row: row.worker.host, least=8, spare=5),
+    Column(title="PID", value=lambda row: row.worker.pid, right=True, spare=4),
     Column(
         title="STATE",
         value=lambda row: _state(row.worker),
@@ -222,13 +222,14 @@ _WORKERS: list[Column[_Seen]] = [
         value=lambda row: row.worker.last_heartbeat_at,
         short=lambda row: "" if row.worker.silence is None else f"{times.lasting(row.worker.silence)} ago",
     ),
-    Column(title="SLOTS", value=lambda row: row.worker.concurrency, right=True),
+    Column(title="SLOTS", value=lambda row: row.worker.concurrency, right=True, spare=2),
     Column(title="JOBS", value=lambda row: row.worker.jobs, right=True),
-    Column(title="QUEUES", value=lambda row: row.worker.queues, right=True),
+    Column(title="QUEUES", value=lambda row: row.worker.queues, right=True, spare=1),
     Column(
         title="RUNS",
         value=lambda row: as_json_text([[job.id, job.task_identifier] for job in row.runs]),
         short=_runs,
+        least=20,
         folds=True,
     ),
 ]

@@ -19,7 +19,7 @@ from graphile_worker.cli import times
 from graphile_worker.payload import encode_stored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from rich.console import Console
     from rich.table import Table
@@ -28,6 +28,7 @@ T = TypeVar("T")
 # What a terminal might take for a command; texts of jobs are anybody's.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 _BREAKS = {ord("\t"): "\\t", ord("\n"): "\\n"}
+_GAP = 2
 STATES = {"ready": "green", "scheduled": "cyan", "running": "yellow", "failed": "red"}
 
 
@@ -41,8 +42,12 @@ class Column(Generic[T]):
     """For a terminal, where the value is not what people want to see."""
     right: bool = False
     style: Callable[[T], str] | None = None
+    least: int | None = None
+    """To how many characters it may be cut where the terminal is narrow; by default it is not."""
+    spare: int = 0
+    """How soon it is left out where the terminal is narrower still; 0 is never."""
     folds: bool = False
-    """Whether it may take several lines; others are cut off where the terminal is too narrow."""
+    """Whether it takes several lines then, and is not cut."""
 
 
 def on_terminal() -> bool:
@@ -132,29 +137,55 @@ def printed_rows(
 
 
 def table(columns: list[Column[T]], rows: Iterable[T]) -> Table:
-    """A table for a terminal."""
+    """A table for a terminal, as wide as that."""
+    from rich.cells import cell_len  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    made = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    for column in columns:
+    rows = list(rows)
+    cells = [[clean((column.short or column.value)(row)) for row in rows] for column in columns]
+    natural = [
+        max(map(cell_len, [column.title, *texts])) for column, texts in zip(columns, cells, strict=True)
+    ]
+    widths = fitted(columns, natural, console().width)
+    made = Table(box=None, pad_edge=False, header_style="bold", show_edge=False, padding=(0, _GAP, 0, 0))
+    for place, width in widths.items():
+        column = columns[place]
         made.add_column(
             column.title,
             justify="right" if column.right else "left",
             overflow="fold" if column.folds else "ellipsis",
             no_wrap=not column.folds,
+            width=width,
         )
-    for row in rows:
+    for number, row in enumerate(rows):
+        styles = [columns[place].style for place in widths]
+        texts = [cells[place][number] for place in widths]
         made.add_row(
-            *(
-                Text(
-                    clean((column.short or column.value)(row)),
-                    style=column.style(row) if column.style else "",
-                )
-                for column in columns
-            )
+            *(Text(text, style(row) if style else "") for text, style in zip(texts, styles, strict=True))
         )
     return made
+
+
+def fitted(columns: Sequence[Column[Any]], natural: Sequence[int], width: int) -> dict[int, int]:
+    """Which columns to show, by their places, and how wide each: what people need least goes first."""
+    least = [
+        size if column.least is None else min(size, max(column.least, len(column.title)))
+        for column, size in zip(columns, natural, strict=True)
+    ]
+    shown = list(range(len(columns)))
+
+    def needed() -> int:
+        return sum(least[place] for place in shown) + _GAP * (len(shown) - 1)
+
+    while needed() > width and any(columns[place].spare for place in shown):
+        shown.remove(max(shown, key=lambda place: columns[place].spare))
+    found = {place: least[place] for place in shown}
+    rest = max(0, width - needed())
+    for place in shown:
+        more = min(rest, natural[place] - found[place])
+        found[place], rest = found[place] + more, rest - more
+    return found
 
 
 def _plain(value: object) -> str:

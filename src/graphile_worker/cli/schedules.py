@@ -34,12 +34,14 @@ def print_schedules(settings: Mapping[str, Value], tasks_of: str | None, *, as_j
     """Print the items of the crontab, and of the app, and what the database knows of them."""
     logs.configure(settings["log_level"].value, settings["log_format"].value)
     items, path = [], crontab_of(settings)
-    if tasks_of is not None and isinstance(app := load(settings, tasks_of), App):
+    found = None if tasks_of is None else load(settings, tasks_of)
+    app = found if isinstance(found, App) else None
+    if app is not None:
         items += app.cron.items
     if path is not None:
         items += load_crontab(path)
     items = parse_cron_items(items)
-    known = asyncio.run(_known(settings))
+    known = asyncio.run(_known(settings, app))
     now = datetime.now(UTC)
     if as_json:
         click.echo(json.dumps([_as_object(item, known, now) for item in items], indent=2))
@@ -52,7 +54,10 @@ def print_schedules(settings: Mapping[str, Value], tasks_of: str | None, *, as_j
         click.echo(f"{identifier}: known to the database, but not to this crontab")
 
 
-async def _known(settings: Mapping[str, Value]) -> dict[str, KnownCrontab]:
+async def _known(settings: Mapping[str, Value], app: App | None) -> dict[str, KnownCrontab]:
+    if app is not None:
+        async with app:
+            return await app.utils.known_crontabs()
     dsn, schema = settings["connection"].value, settings["schema"].value
     async with WorkerUtils(dsn, schema=schema, max_pool_size=1) as utils:
         return await utils.known_crontabs()
@@ -101,7 +106,10 @@ def check(paths: tuple[Path, ...]) -> bool:
 
 def print_next(pattern: str, tz: str | None, count: int) -> None:
     """Print when a pattern fits next."""
-    item = CronItem("task", pattern, tz=tz)
+    try:
+        item = CronItem("pattern", pattern, tz=tz)
+    except ConfigurationError as error:
+        raise ConfigurationError(str(error).removeprefix("The cron item 'pattern': ")) from None
     found = list(_runs(item, datetime.now(UTC), count))
     for at in found:
         click.echo(_at(item, at))

@@ -164,15 +164,16 @@ class _Line:
         """The item; None if there are faults."""
         words = words_of(self.text, start)
         count = 1 if words[0].text.startswith("@") and not self.strict else len(FIELDS)
+        if self.strict and words[0].text.lower() in NICKNAMES:
+            self.fault(
+                words[0],
+                f"{words[0].text!r} is only understood in extended mode: the first line must be {EXTENDED!r}",
+            )
+            return None
         if len(words) <= count:
             names = ", ".join(field.name for field in FIELDS)
             whole = Word(start, self.text[start:])
             self.fault(whole, f"{whole.text!r} is too short; expected five fields ({names}) and a task")
-            return None
-        if self.strict and words[0].text.lower() in NICKNAMES:
-            self.fault(
-                words[0], f"{words[0].text!r} is only understood in extended mode; expected five fields"
-            )
             return None
         pattern = read_pattern(words[:count], self.faults, strict=self.strict)
         arguments = self._read_command(words[count])

@@ -195,7 +195,7 @@ class CronItem:
             [8, 16, 0]
         """
         last = as_minute(until)
-        return takewhile(lambda at: at <= last, occurrences(self._match, self._zone, as_minute(after)))
+        return takewhile(lambda at: at <= last, occurrences(self._match, self._zone, as_minute(after), last))
 
     def job_at(self, minute: datetime, *, backfilled: bool = False) -> JobSpec:
         """The job that is added at that minute.
@@ -214,7 +214,7 @@ class CronItem:
                 queue_name=self.queue_name,
                 priority=self.priority,
                 job_key=self._own_key if self.overlap == "skip" else self.job_key,
-                job_key_mode=self.job_key_mode,
+                job_key_mode=None if self.overlap == "skip" else self.job_key_mode,
                 flags=self.flags,
             )
         except InvalidJobError as error:

@@ -86,14 +86,16 @@ def _follows_a_gap_that_fits(match: Pattern, wall: datetime, minute: datetime) -
     return skipped < end and next(match.walls_after(skipped - MINUTE), end) < end
 
 
-def occurrences(match: Pattern | Predicate, zone: tzinfo, after: datetime) -> Iterator[datetime]:
+def occurrences(
+    match: Pattern | Predicate, zone: tzinfo, after: datetime, until: datetime | None = None
+) -> Iterator[datetime]:
     """The minutes that fire after that one, in order, in UTC; until there are none, or no more dates.
 
     Of a predicate nobody knows when it is true next, so it ends after a year without.
     """
     try:
         if not isinstance(match, Pattern):
-            yield from _trials(match, zone, after)
+            yield from _trials(match, zone, after, until)
         elif zone is UTC:
             for wall in match.walls_after(after):
                 yield wall.replace(tzinfo=UTC)
@@ -103,9 +105,11 @@ def occurrences(match: Pattern | Predicate, zone: tzinfo, after: datetime) -> It
         return
 
 
-def _trials(predicate: Predicate, zone: tzinfo, after: datetime) -> Iterator[datetime]:
+def _trials(
+    predicate: Predicate, zone: tzinfo, after: datetime, until: datetime | None
+) -> Iterator[datetime]:
     last, minute = after, after
-    while minute - last < _FOR_A_PREDICATE:
+    while minute < until if until is not None else minute - last < _FOR_A_PREDICATE:
         minute += MINUTE
         if fires(predicate, zone, minute):
             last = minute

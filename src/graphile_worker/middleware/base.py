@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from graphile_worker.errors import ConfigurationError
+from graphile_worker.errors import ConfigurationError, TaskError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Coroutine, Sequence
 
     from graphile_worker.context import JobContext
     from graphile_worker.job import Job, JobSpec
@@ -89,6 +90,17 @@ def overriding(middleware: Iterable[Middleware], method: str) -> list[Middleware
     return [one for one in middleware if getattr(type(one), method) is not getattr(Middleware, method)]
 
 
+def insist_on_its_end(proceeding: Coroutine[Any, Any, Any], name: str) -> None:
+    """Refuse that a method of that name began it, and did not wait until it had ended."""
+    state = inspect.getcoroutinestate(proceeding)
+    if state == inspect.CORO_CREATED:
+        proceeding.close()  # or Python complains too
+    if state != inspect.CORO_CLOSED:
+        raise TaskError(
+            f"{name} called proceed() and did not wait for it: write await proceed(), or return proceed()."
+        )
+
+
 def check_middleware(given: object) -> tuple[Middleware, ...]:
     """What the user gave, as a tuple; refuses what is none."""
     if given is None:
@@ -101,4 +113,21 @@ def check_middleware(given: object) -> tuple[Middleware, ...]:
             raise ConfigurationError(f"{one.__name__} is a class of middleware: pass {one.__name__}(…).")
         if not isinstance(one, Middleware):
             raise ConfigurationError(f"{one!r} is no middleware: derive a class from Middleware.")
+        _check_methods(one)
     return found
+
+
+def _check_methods(middleware: Middleware) -> None:
+    """A slip would be noticed by nobody, or by each job."""
+    name = type(middleware).__name__
+    methods = {"execute": "ctx, proceed", "enqueue": "specs, proceed", "room": "task, in_hand"}
+    if not any(overriding([middleware], method) for method in methods):
+        raise ConfigurationError(f"{name} does nothing: it has neither execute, nor enqueue, nor room.")
+    for method, parameters in methods.items():
+        function = getattr(middleware, method)
+        try:
+            inspect.signature(function).bind(None, None)
+        except TypeError:
+            raise ConfigurationError(f"{name}.{method} must take (self, {parameters}).") from None
+    if inspect.iscoroutinefunction(middleware.room):
+        raise ConfigurationError(f"{name}.room is asked before each claim, and must be a plain def.")

@@ -28,9 +28,9 @@ class ConcurrencyLimits(Middleware):
         for task, limit in limits.items():
             if type(limit) is not int or limit < 1:
                 raise ConfigurationError(f"The limit of {task!r} is {limit!r}; it must be 1 or more.")
-        self._limits = dict(limits)
+        self.limits = dict(limits)
 
     def room(self, task: str, in_hand: int) -> int | None:
         """What is missing to its limit."""
-        limit = self._limits.get(task)
+        limit = self.limits.get(task)
         return None if limit is None else max(0, limit - in_hand)

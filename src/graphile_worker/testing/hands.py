@@ -67,7 +67,7 @@ class Hands:
             specs=read_specs(tasks),
         )
         surroundings.state = state
-        self._executor = Executor(handlers, surroundings, 0.0)
+        self._executor = Executor(handlers, surroundings, 0.0, options.middleware)
         pool = event.WorkerPool(self._worker_id, place.schema, 1, tuple(handlers))
         self._slots = Slots(pool, 1, self._executor, options.events, self._ended)
         self._outcome: asyncio.Future[Outcome] | None = None
@@ -75,22 +75,16 @@ class Hands:
         self._tasks: dict[int, str] = {}
 
     async def __aenter__(self) -> Self:
-        schema = self._session.schema
-
-        async def learn(on: Connection) -> dict[int, str]:
-            # In a transaction, others who add such a job would wait for its end because of a new name.
-            learn = database.read_tasks if on.is_in_transaction() else database.register_tasks
-            return await learn(on, schema, self._handlers)
-
-        self._tasks = await self._session.call(learn)
         return self
 
     async def __aexit__(self, *_exception: object) -> None:
         self._job_log.close()
         self._executor.close()
+        await self._executor.processes.closed()
 
     async def claim(self) -> Held | None:
         """The next job that is due; None if there is none."""
+        await self._learn_tasks()
         wish, until = Wish(wanted=1), monotonic() + _CONTENDED
         while True:
             reply = await self._ask([], wish)
@@ -101,15 +95,21 @@ class Hands:
                 wish = replace(wish, after_queue=reply.next_queue)
             elif reply.contended and monotonic() < until:
                 await asyncio.sleep(_LOOK_AGAIN)
-            elif not await self._has_more_tasks():
+            else:
                 return None
 
-    async def _has_more_tasks(self) -> bool:
-        """Whether the database knows more of our tasks than before."""
-        schema, known = self._session.schema, self._tasks
-        if len(known) < len(self._handlers):
-            self._tasks = await self._session.call(lambda on: database.read_tasks(on, schema, self._handlers))
-        return len(self._tasks) > len(known)
+    async def _learn_tasks(self) -> None:
+        """Know what jobs call our tasks; in a transaction, names come with the jobs that need them."""
+        if len(self._tasks) == len(self._handlers):
+            return
+        schema = self._session.schema
+
+        async def learn(on: Connection) -> dict[int, str]:
+            # Others who add such a job would wait for the transaction because of a name that is new in it.
+            ask = database.read_tasks if on.is_in_transaction() else database.register_tasks
+            return await ask(on, schema, self._handlers)
+
+        self._tasks = await self._session.call(learn)
 
     async def run(self, held: Held) -> Outcome:
         """Run the job, and record what it came to."""
@@ -152,7 +152,7 @@ class Hands:
         try:
             return await self._session.call(partial(self._exchange, results, wish, plain=False))
         except DatabaseError as error:
-            if error.__cause__ is None or not is_about_data(error.__cause__):
+            if not is_about_data(error.__cause__):
                 raise
             return await self._session.call(partial(self._exchange, results, wish, plain=True))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from graphile_worker.app import App
+from graphile_worker.binding import ByKeys
 from graphile_worker.client import WorkerUtils
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.job import Job, JobSpec, JobState
@@ -15,7 +17,10 @@ from graphile_worker.tasks import Enqueuer
 from graphile_worker.testing.places import Place
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from graphile_worker._db.connect import Connection
+    from graphile_worker.tasks import Task
 
     Where: TypeAlias = App | WorkerUtils | Connection
     What: TypeAlias = str | JobSpec | Enqueuer[...]
@@ -130,6 +135,8 @@ class _Wanted:
             self._options = {name: value for name, value in given.items() if value is not None}
         self._options.pop("job_key_mode", None)  # which no job keeps
         self._payload = _as_stored(payload)
+        if isinstance(task, Enqueuer) and isinstance(task._task.binding, ByKeys):  # noqa: SLF001
+            _check_names(task._task, arguments)  # noqa: SLF001
         if arguments:
             self._payload = {**(self._payload or {}), **_as_stored(arguments)}
 
@@ -175,6 +182,15 @@ class _Wanted:
             case "job_key", _:
                 return bool(job.key == value)
         return bool(getattr(job, name) == value)
+
+
+def _check_names(task: Task[Any, Any, Any], arguments: Iterable[str]) -> None:
+    """Nobody would notice a slip in what is not to be there."""
+    for name in arguments:
+        if not task.binding.takes(name):
+            near = difflib.get_close_matches(name, task.binding.names, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else "."
+            raise ConfigurationError(f"The task {task.identifier!r} has no parameter {name!r}{hint}")
 
 
 def _as_stored(value: Any) -> Any:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from graphile_worker._db.connect import Connection
     from graphile_worker.app import App
     from graphile_worker.job import Job, JobSpec
+    from graphile_worker.middleware import Middleware
     from graphile_worker.testing.clocks import Clock
 
 INSIDE: ContextVar[bool] = ContextVar("graphile_worker_inside_of_a_drain", default=False)
@@ -43,7 +44,8 @@ class Place(WorkerUtils):
     @classmethod
     def over(cls, utils: WorkerUtils, clock: Clock | None = None) -> Self:
         """On the same connections; by the clock given, or by that which they had already."""
-        place = cls.on_session(utils._session, use_local_time=utils._use_local_time)  # noqa: SLF001 - one of us
+        session, local = utils._session, utils._use_local_time  # noqa: SLF001 - it is one of us
+        place = cls.on_session(session, use_local_time=local, middleware=utils.middleware)
         place.clock = clock or (utils.clock if isinstance(utils, Place) else None)
         return place
 
@@ -55,11 +57,12 @@ class Place(WorkerUtils):
         clock: Clock | None = None,
         *,
         use_local_time: bool = False,
+        middleware: Iterable[Middleware] = (),
     ) -> Self:
         """On one connection of the caller's."""
         logger = logging.getLogger("graphile_worker")
         session = Session(find_schema(schema), OneConnection(connection), logger)
-        place = cls.on_session(session, use_local_time=use_local_time)
+        place = cls.on_session(session, use_local_time=use_local_time, middleware=middleware)
         place.clock = clock
         return place
 
@@ -74,15 +77,21 @@ class Place(WorkerUtils):
 
     async def add_spec(self, spec: JobSpec, *, connection: Connection | None = None) -> Job:
         """Add the job that the spec describes."""
-        job = await super().add_spec(self._timed(spec), connection=connection)
+        job = await super().add_spec(spec, connection=connection)
         await self._added(connection)
         return job
 
     async def add_jobs(self, specs: Iterable[JobSpec], *, connection: Connection | None = None) -> list[Job]:
         """Add many jobs."""
-        jobs = await super().add_jobs([self._timed(spec) for spec in specs], connection=connection)
+        jobs = await super().add_jobs(specs, connection=connection)
         await self._added(connection)
         return jobs
+
+    async def _add_one(self, spec: JobSpec, connection: Connection | None) -> Job:
+        return await super()._add_one(self._timed(spec), connection)
+
+    async def _add_many(self, specs: Iterable[JobSpec], connection: Connection | None) -> list[Job]:
+        return await super()._add_many([self._timed(spec) for spec in specs], connection)
 
     async def reschedule_jobs(
         self, job_ids: Iterable[int], *, run_at: datetime | timedelta | None = None, **changes: Any
@@ -158,12 +167,14 @@ class using:  # noqa: N801 - used like a function
                 settings["schema"],
                 self._clock,
                 use_local_time=settings["use_local_time"],
+                middleware=settings["middleware"],
             )
             # No pool for a worker: it says so if somebody starts one.
             self._lent = self._app.lent(place, dsn=None, pool=place.session.pool)
         elif self._dsn is not None:
             self._opened = WorkerUtils(
-                self._dsn, schema=settings["schema"], use_local_time=settings["use_local_time"]
+                self._dsn,
+                **{name: settings[name] for name in ("schema", "use_local_time", "middleware")},
             )
             place = Place.over(self._opened, self._clock)
             self._lent = self._app.lent(place, dsn=self._dsn, pool=None)

@@ -1,0 +1,244 @@
+"""The Rust port's worker registry and its sweep, beside our workers: called as it calls them.
+
+The port is not run here. What it asks of the database in its recovery is a handful of statements, which are
+those of `RustWorker`; what they may find and do among our rows is what these tests are about.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+
+from graphile_worker import WorkerUtils, run_migrations
+from support.here import Here
+from support.jobs import add, existing, get, lock
+from support.programs import program
+from support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from graphile_worker.testing import Databases
+
+VICTIM = Path(__file__).parent.parent / "support" / "victim.py"
+THRESHOLD = timedelta(seconds=5)
+"""After which it takes a worker for dead: five minutes by its defaults."""
+SHORT: dict[str, Any] = {"heartbeat_interval": 0.3, "lease": 4.0, "fast_lease": 1.2}
+SWEEP_LOCK = (0x47575253, 0x53574550)
+
+
+class RustWorker:
+    """What a worker of the port says and asks, with parameters as its driver sends them."""
+
+    def __init__(self, db: asyncpg.Connection, name: str = "graphile_worker_rust") -> None:
+        self._db = db
+        self.name = name
+
+    async def beat(self) -> None:
+        await self._db.execute("select graphile_worker.worker_heartbeat($1, $2)", self.name, '{"pid": 4711}')
+
+    async def deregister(self) -> None:
+        await self._db.execute("select graphile_worker.worker_deregister($1)", self.name)
+
+    async def sweep(self, *, dry_run: bool = False, delay: timedelta = timedelta(0)) -> tuple[list[str], int]:
+        """Whom it took for dead, and how many jobs it took from them."""
+        async with self._db.transaction():
+            if not await self._db.fetchval("select pg_try_advisory_xact_lock($1, $2)", *SWEEP_LOCK):
+                return [], 0
+            stale, orphans = [
+                await self._db.fetch(f"select worker_id from graphile_worker.{function}($1)", THRESHOLD)
+                for function in ("list_stale_workers", "list_orphan_locked_workers")
+            ]
+            dead = [row["worker_id"] for row in (*stale, *orphans)]
+            if dry_run or not dead:
+                return dead, 0
+            taken = await self._db.fetchval(
+                "select graphile_worker.recover_dead_worker_jobs($1, $2)", dead, delay
+            )
+            await self._db.execute("select graphile_worker.delete_stale_workers($1)", dead)
+            return dead, taken
+
+
+@pytest.fixture(params=["ours", "the port's"])
+async def dsn(request: pytest.FixtureRequest, graphile_worker_databases: Databases) -> AsyncIterator[str]:
+    """A database whose schema we installed; or one that the port did, by what can be told apart."""
+    async with graphile_worker_databases.fresh() as dsn:
+        if request.param != "ours":
+            db = await asyncpg.connect(dsn)
+            await db.execute("update graphile_worker.migrations set breaking = false where id = 19")
+            await db.execute("drop table graphile_worker._private_python_migrations")
+            await db.close()
+            await run_migrations(dsn)
+        yield dsn
+
+
+@pytest.fixture
+async def db(dsn: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(dsn)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def utils(dsn: str) -> AsyncIterator[WorkerUtils]:
+    async with WorkerUtils(dsn) as utils:
+        yield utils
+
+
+@pytest.fixture
+async def here(dsn: str, utils: WorkerUtils) -> AsyncIterator[Here]:
+    here = Here(dsn, utils)
+    yield here
+    await here.stop()
+
+
+async def age(db: asyncpg.Connection, worker: str) -> None:
+    await db.execute(
+        "update graphile_worker._private_workers set last_heartbeat_at = now() - $2::interval where id = $1",
+        worker,
+        2 * THRESHOLD,
+    )
+
+
+async def test_its_sweep_never_takes_a_job_of_a_live_worker_of_ours(
+    db: asyncpg.Connection, here: Here
+) -> None:
+    """However long the job runs, and also what was claimed ahead of the slots."""
+    jobs = [await here.add("hold", n, queue_name="q") for n in range(3)]
+    worker = await here.start("hold", prefetch=5, **SHORT)
+    await here.until_begun(jobs[0])
+
+    async def held_for_long() -> bool:
+        return bool(
+            await db.fetchval(
+                "select count(*) = 3 from graphile_worker._private_jobs "
+                "where locked_by = $1 and locked_at < now() - $2::interval",
+                worker,
+                THRESHOLD,
+            )
+        )
+
+    await until(held_for_long, "our locks are older than its threshold")
+    assert await RustWorker(db).sweep(dry_run=True) == ([], 0)
+    assert await RustWorker(db).sweep() == ([], 0)
+    for job_id in jobs:
+        await here.until_begun(job_id)
+        await here.release(job_id)
+
+    async def all_done() -> bool:
+        return not [job_id for job_id in jobs if await get(db, job_id)]
+
+    await until(all_done, "all of them are done")
+    assert "job:lost" not in here.heard.names
+
+
+async def test_ours_never_takes_a_job_of_its(db: asyncpg.Connection, here: Here, utils: WorkerUtils) -> None:
+    """Neither of one that beats nor of one that is silent: that is for the port to decide."""
+    rust = RustWorker(db)
+    await rust.beat()
+    held = (await add(db, "hold", queue_name="q"))["id"]
+    await lock(db, held, by=rust.name, age="3 hours")
+    await age(db, rust.name)
+    before = await existing(db, held)
+
+    await here.start("see", "hold", **SHORT)
+    shown = await here.add("see")
+
+    async def is_done() -> bool:
+        return await get(db, shown) is None
+
+    await until(is_done, "our worker works")
+    assert await utils.sweep() == []
+    assert await existing(db, held) == before
+    [found] = [worker for worker in await utils.workers() if worker.id == rust.name]
+    assert (found.language, found.pid, found.jobs, found.queues) == ("rust", 4711, 1, 1)
+
+
+async def test_it_may_free_what_a_killed_worker_of_ours_held_and_each_job_runs_once_more(
+    dsn: str, db: asyncpg.Connection, here: Here
+) -> None:
+    job_id = (await add(db, "sleep", payload=600, queue_name="q"))["id"]
+    async with program(sys.executable, VICTIM, dsn, json.dumps(SHORT), with_errors=True) as victim:
+        await victim.until("begun sleep")
+        worker = (await existing(db, job_id))["locked_by"]
+        victim.process.kill()
+        await victim.end()
+    await age(db, worker)
+
+    assert await RustWorker(db).sweep() == ([worker], 1)
+
+    job = await existing(db, job_id)
+    assert (job["attempts"], job["locked_by"]) == (0, None), "the port gives the attempt back"
+    assert job["last_error"] == "Job recovered after worker interruption"
+    await here.start("see", **SHORT)
+    follower = await here.add("see", queue_name="q", priority=-1)
+
+    async def is_done() -> bool:
+        return await get(db, follower) is None
+
+    await until(is_done, "the queue is free")
+    assert here.heard.counts["worker:recovered"] == 0, "there is nothing left for ours to do"
+
+
+async def test_a_live_worker_of_ours_that_it_forgot_registers_anew_and_goes_on(
+    db: asyncpg.Connection, here: Here
+) -> None:
+    worker = await here.start("see", **SHORT)
+    await db.execute("select graphile_worker.delete_stale_workers($1)", [worker])
+
+    async def is_back() -> bool:
+        rows = await db.fetch("select id from graphile_worker._private_workers")
+        return len(rows) == 1
+
+    await until(is_back, "it is registered")
+    job_id = await here.add("see")
+
+    async def is_done() -> bool:
+        return await get(db, job_id) is None
+
+    await until(is_done, "it works")
+
+
+async def test_beats_lists_and_deregistration_work_on_both_sides(
+    db: asyncpg.Connection, here: Here, utils: WorkerUtils
+) -> None:
+    ours = await here.start("see", **SHORT)
+    rust = RustWorker(db)
+    await rust.beat()
+    languages = {worker.id: worker.language for worker in await utils.workers()}
+    assert languages == {ours: "python", rust.name: "rust"}
+    await rust.beat()
+    await rust.deregister()
+    assert [worker.id for worker in await utils.workers()] == [ours]
+    await here.stop()
+    assert await db.fetch("select id from graphile_worker._private_workers") == []
+
+
+async def test_its_sweep_takes_what_workers_without_heartbeats_have_held_for_long(
+    db: asyncpg.Connection,
+) -> None:
+    """Node's, and ours with recovery=False: why the docs ask for a threshold that is longer than any job."""
+    for number, holder in enumerate(("pool-0123456789abcdef01", "python-without-recovery")):
+        await lock(db, (await add(db, queue_name=f"q{number}"))["id"], by=holder, age="6 seconds")
+    await lock(db, (await add(db))["id"], by="pool-young", age="1 second")
+    dead, taken = await RustWorker(db).sweep()
+    assert (sorted(dead), taken) == (["pool-0123456789abcdef01", "python-without-recovery"], 2)
+
+
+async def test_both_sweeps_at_once_do_not_wait_for_each_other(
+    db: asyncpg.Connection, utils: WorkerUtils
+) -> None:
+    """They have locks of their own, and both lock jobs before queues."""
+    rust = RustWorker(db)
+    await db.execute("begin")
+    await db.fetchval("select pg_try_advisory_xact_lock($1, $2)", *SWEEP_LOCK)
+    await db.execute("select graphile_worker.recover_dead_worker_jobs($1, $2)", ["nobody"], timedelta(0))
+    assert await utils.sweep() == []
+    await db.execute("commit")
+    assert await rust.sweep() == ([], 0)
