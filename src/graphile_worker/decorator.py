@@ -11,7 +11,7 @@ from graphile_worker.task_options import JobOptions, TaskOptions, unknown_option
 from graphile_worker.tasks import HandlerClass, Task, task_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from datetime import datetime, timedelta
 
     from graphile_worker.context import JobContext
@@ -170,14 +170,7 @@ class CronDecorator:
         **options: Unpack[JobOptions],
     ) -> Callable[[T], T]:
         """Decorate a task."""
-        if task_of(match) is not None:
-            raise ConfigurationError('@app.cron needs a pattern: @app.cron("0 8 * * *"), above @app.task.')
-        for name in options.keys() - JobOptions.__annotations__.keys():
-            own = [*inspect.signature(self.__call__).parameters][1:-1]
-            hint = unknown_option(name, [*own, *JobOptions.__annotations__])
-            raise ConfigurationError(f"A cron item takes no {name!r}. {hint}")
-        if "run_at" in options:
-            raise ConfigurationError("A cron item takes no 'run_at': its pattern says when.")
+        _check_cron(match, options)
 
         def decorate(thing: T) -> T:
             task = task_of(thing)
@@ -209,3 +202,15 @@ class CronDecorator:
             return thing
 
         return decorate
+
+
+def _check_cron(match: object, options: Mapping[str, Any]) -> None:
+    """Refuse what `CronDecorator` was not made for."""
+    if task_of(match) is not None:
+        raise ConfigurationError('@app.cron needs a pattern: @app.cron("0 8 * * *"), above @app.task.')
+    for name in options.keys() - JobOptions.__annotations__.keys():
+        own = [*inspect.signature(CronDecorator.__call__).parameters][2:-1]
+        hint = unknown_option(name, [*own, *JobOptions.__annotations__])
+        raise ConfigurationError(f"A cron item takes no {name!r}. {hint}")
+    if "run_at" in options:
+        raise ConfigurationError("A cron item takes no 'run_at': its pattern says when.")

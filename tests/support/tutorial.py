@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -14,9 +16,11 @@ from typing import Self
 
 _BLOCK = re.compile(r"```(python|ini|console|text)\n(.*?)```", re.DOTALL)
 _DEADLINE = 30.0
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _VARYING = (
     (r"\d\d:\d\d:\d\d\.\d{3}", "<time>"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\+00:00", "<moment>"),
+    (r"in \d+ min", "<soon>"),
     (r"\d+\.\d\d ms", "<duration>"),
     (r"in \d+\.\d+s", "in <duration>"),
     (r"python-[0-9a-f]+", "<worker>"),
@@ -28,7 +32,7 @@ def comparable(text: str) -> list[str]:
     """The lines, without what is different each time."""
     for pattern, name in _VARYING:
         text = re.sub(pattern, name, text)
-    return text.splitlines()
+    return [line.rstrip() for line in re.sub(_STYLE, "", text).splitlines()]
 
 
 class Reader:
@@ -84,18 +88,23 @@ class Reader:
                 self._start_worker(command)
                 self._see(shown)
             else:
-                done = subprocess.run(
-                    self._typed(command),
-                    shell=True,
-                    cwd=self._folder,
-                    env=self._environment,
-                    check=False,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-                assert comparable(done.stdout) == comparable(shown), f"{command}: {done.stdout}"
-                assert done.returncode == 0
+                status, said = self._run(self._typed(command))
+                assert comparable(said) == comparable(shown), f"{command}: {said}"
+                assert status == 0
+
+    def _run(self, command: str) -> tuple[int, str]:
+        """On a terminal, for that is what a reader has."""
+        terminal, its_end = pty.openpty()
+        with subprocess.Popen(
+            command, shell=True, cwd=self._folder, env=self._environment, stdout=its_end, stderr=its_end
+        ) as process:
+            os.close(its_end)
+            said = b""
+            with suppress(OSError):  # which is how a terminal ends
+                while more := os.read(terminal, 65536):
+                    said += more
+        os.close(terminal)
+        return process.returncode, said.decode()
 
     def _start_worker(self, command: str) -> None:
         self._worker = worker = subprocess.Popen(
