@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import msgspec
 
-from graphile_worker._db import many, queries, transfer
+from graphile_worker._db import glance, many, queries, transfer
 from graphile_worker._db.failures import translated
 from graphile_worker.outcome import storable
 from graphile_worker.stats import QueueStats, RunningJob
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from graphile_worker._db.session import Session
     from graphile_worker._db.transfer import Imported
     from graphile_worker.job import Job
+    from graphile_worker.stats import FailedJob, Writes
 
 BATCH = 1000
 """Jobs that are changed in one transaction."""
@@ -202,6 +203,14 @@ class ManyJobs:
             lambda on: queries.count_queues(on, self._schema, names, only_locked=only_locked, limit=limit)
         )
         return [QueueStats(**dict(row)) for row in rows]
+
+    async def failures(self, limit: int = 50) -> list[FailedJob]:
+        """Jobs whose last attempt failed, the last ones first: one pass over the jobs."""
+        return await self._session.call(lambda on: glance.list_failures(on, self._schema, limit))
+
+    async def writes(self) -> Writes:
+        """How many jobs were ever added and removed, by the server's statistics."""
+        return await self._session.call(lambda on: glance.count_writes(on, self._schema))
 
     async def running(self) -> list[RunningJob]:
         """All jobs that somebody has locked, those locked first at the beginning: one pass over the jobs."""

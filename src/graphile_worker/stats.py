@@ -77,3 +77,24 @@ class RunningJob(msgspec.Struct, frozen=True, kw_only=True):
     queue_name: str | None
     locked_by: str
     locked_at: datetime
+
+
+class FailedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that failed, at the last attempt or for good."""
+
+    id: int
+    task_identifier: str
+    attempts: int
+    max_attempts: int
+    updated_at: datetime
+    """When it failed, as a rule."""
+    last_error: str
+    """Its beginning."""
+
+
+class Writes(msgspec.Struct, frozen=True, kw_only=True):
+    """How many jobs were ever added to a table, and removed from it; roughly, and by when."""
+
+    added: int
+    removed: int
+    at: float

@@ -17,6 +17,7 @@ from graphile_worker.cli import (
     list_jobs,
     maintenance,
     overview,
+    top,
     transfer_jobs,
 )  # fmt: skip
 from graphile_worker.cli.flags import CONTEXT, gathered, given, setting_flags
@@ -29,13 +30,14 @@ _ACTIONS = ("once", "watch", "schema_only", "cleanup")
 _VERBS = (
     add_job.add, list_jobs.list_jobs, list_jobs.show, change_jobs.complete, change_jobs.fail,
     change_jobs.reschedule, change_jobs.retry, change_jobs.remove, change_jobs.cancel,
-    doctor.doctor, overview.stats, overview.queues, overview.workers, maintenance.unlock, maintenance.sweep,
-    maintenance.cleanup, maintenance.migrate, transfer_jobs.export_jobs, transfer_jobs.import_jobs, init.init,
+    overview.stats, overview.queues, overview.workers, maintenance.unlock, maintenance.sweep,
+    maintenance.cleanup, maintenance.migrate, transfer_jobs.export_jobs, transfer_jobs.import_jobs,
+    doctor.doctor, init.init, top.top,
 )  # fmt: skip
 HEADINGS = {
     "Workers": ("run", "dev", "init", "health", "workers", "unlock", "sweep", "cron"),
     "Jobs": ("add", "list", "show", "complete", "fail", "reschedule", "retry", "remove", "cancel"),
-    "The queue": ("doctor", "stats", "queues", "cleanup", "migrate", "export", "import"),
+    "The queue": ("top", "stats", "queues", "cleanup", "migrate", "export", "import", "doctor"),
 }
 """Under which heading of the help a command stands; others stand under the last."""
 

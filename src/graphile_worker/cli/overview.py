@@ -66,7 +66,7 @@ _STATS: list[Column[_TaskRow]] = [
 ]
 
 
-class _Seconds(click.ParamType[float]):
+class Seconds(click.ParamType[float]):
     name = "TIME"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -81,7 +81,7 @@ class _Seconds(click.ParamType[float]):
 
 @verb("stats", "stats", "stats --watch", "stats --json | jq .failed")
 @click.option("-w", "--watch", is_flag=True, help="Look again and again, until Ctrl-C.")
-@click.option("--interval", type=_Seconds(), default="2s", show_default=True, help="How often.")
+@click.option("--interval", type=Seconds(), default="2s", show_default=True, help="How often.")
 @json_flag
 def stats(settings: Mapping[str, Value], *, watch: bool, interval: float, as_json: bool) -> None:
     """Count the jobs, by task and state.

@@ -1,0 +1,122 @@
+"""Looking at a queue again and again, until somebody has seen enough."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from rich.live import Live
+
+from graphile_worker.cli.live.snapshot import look
+from graphile_worker.cli.live.terminal import keyboard, signals
+from graphile_worker.cli.live.view import View, Wish
+from graphile_worker.cli.printing import console
+from graphile_worker.errors import GraphileWorkerError
+from graphile_worker.many_jobs import Change
+
+if TYPE_CHECKING:
+    from graphile_worker.client import WorkerUtils
+
+_SHARE = 50
+"""A look may take one part of so many of the time."""
+
+
+class Top:
+    """The view, and what keeps it current.
+
+    Args:
+        utils: The queue.
+        title: What it is.
+        interval: Seconds between looks, at least.
+    """
+
+    def __init__(self, utils: WorkerUtils, title: str, interval: float) -> None:
+        self._utils = utils
+        self._interval = interval
+        self._view = View(title)
+        self._wishes: asyncio.Queue[Wish] = asyncio.Queue()
+        self._changed = asyncio.Event()
+        self._again = asyncio.Event()
+        self._ended_by = 0
+
+    async def run(self) -> int:
+        """Until it is quit; the signal that ended it, or 0."""
+        with (
+            Live(console=console(), screen=True, auto_refresh=False) as live,
+            signals(self._end, self._changed.set),
+            keyboard(self._press),
+        ):
+            tasks = [asyncio.create_task(work) for work in (self._look(), self._show(live))]
+            quitting = asyncio.create_task(self._obey())
+            try:
+                done, _ = await asyncio.wait([*tasks, quitting], return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                for task in (*tasks, quitting):
+                    task.cancel()
+                    with suppress(asyncio.CancelledError, Exception):
+                        await task
+        return self._ended_by
+
+    def _end(self, number: int) -> None:
+        self._ended_by = 0 if number == signal.SIGINT else number
+        self._wishes.put_nowait(Wish("quit"))
+
+    def _press(self, key: str) -> None:
+        wish = self._view.press(key)
+        if wish is not None:
+            self._wishes.put_nowait(wish)
+        self._changed.set()
+
+    async def _look(self) -> None:
+        while True:
+            pause = self._interval
+            if not self._view.stands_still:
+                try:
+                    self._view.snapshot = await look(self._utils, self._view.snapshot)
+                    # The larger the queue the rarer the look, so that it costs the server next to nothing.
+                    pause = max(pause, _SHARE * self._view.snapshot.took)
+                    self._view.pause, self._view.trouble = pause, ""
+                except GraphileWorkerError as error:
+                    self._view.trouble = str(error)
+                self._changed.set()
+            self._again.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._again.wait()
+
+    async def _show(self, live: Live) -> None:
+        while True:
+            self._changed.clear()
+            live.update(self._view.render(live.console.height), refresh=True)
+            await self._changed.wait()
+
+    async def _obey(self) -> None:
+        while (wish := await self._wishes.get()).what != "quit":
+            try:
+                self._view.message = await self._grant(wish)
+            except GraphileWorkerError as error:
+                self._view.message = str(error)
+            self._changed.set()
+
+    async def _grant(self, wish: Wish) -> str:
+        job_id = wish.job_id
+        if wish.what == "look":
+            self._view.detail = await self._utils.get_job(id=job_id)
+            return "" if self._view.detail else f"Job {job_id} is gone."
+        change = Change.retry() if wish.what == "retry" else Change.cancel("By graphile-worker top")
+        done = [batch async for batch in self._utils.many.change(change, [job_id])]
+        changed = any(batch.changed for batch in done)
+        self._again.set()
+        if wish.what == "retry":
+            return (
+                f"Job {job_id} runs again."
+                if changed
+                else f"Job {job_id} was not changed: it runs, or is gone."
+            )
+        if any(batch.requested for batch in done):
+            return f"The worker of job {job_id} was asked to cancel it."
+        return f"Job {job_id} is cancelled." if changed else f"Job {job_id} was not changed: it is over."

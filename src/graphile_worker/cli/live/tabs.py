@@ -1,0 +1,154 @@
+"""The tables of the live view."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from graphile_worker.cli import times
+from graphile_worker.cli.printing import STATES, Column, clean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import datetime
+
+    from graphile_worker.cli.live.snapshot import Snapshot
+    from graphile_worker.liveness import WorkerInfo
+    from graphile_worker.stats import FailedJob, QueueStats, RunningJob, TaskStats
+
+
+class TaskRow(NamedTuple):
+    """A task, and its jobs."""
+
+    name: str
+    stats: TaskStats
+
+
+class WorkerRow(NamedTuple):
+    """A worker, and how many jobs it runs."""
+
+    worker: WorkerInfo
+    runs: int
+
+
+def _ago(moment: datetime | None) -> str:
+    return "" if moment is None else times.from_now(moment).removesuffix(" ago")
+
+
+def _count(title: str) -> Column[TaskRow]:
+    def value(row: TaskRow) -> int:
+        found: int = getattr(row.stats, title)
+        return found
+
+    return Column(
+        title=title.upper(), value=value, right=True, style=lambda row: STATES[title] if value(row) else "dim"
+    )
+
+
+_TASKS: list[Column[TaskRow]] = [
+    Column(title="TASK", value=lambda row: row.name, least=12),
+    *(_count(state) for state in STATES),
+    Column(
+        title="OLDEST DUE",
+        value=lambda row: row.stats.oldest_due,
+        short=lambda row: _ago(row.stats.oldest_due),
+    ),
+]
+_QUEUES: list[Column[QueueStats]] = [
+    Column(title="QUEUE", value=lambda row: row.queue_name, least=12),
+    Column(title="JOBS", value=lambda row: row.jobs, right=True),
+    Column(title="READY", value=lambda row: row.ready, right=True),
+    Column(title="FAILED", value=lambda row: row.failed, right=True, spare=1),
+    Column(title="OLDEST DUE", value=lambda row: row.oldest_due, short=lambda row: _ago(row.oldest_due)),
+    Column(title="LOCKED BY", value=lambda row: row.locked_by, least=12, spare=2),
+]
+_RUNNING: list[Column[RunningJob]] = [
+    Column(title="JOB", value=lambda row: row.id, right=True),
+    Column(title="TASK", value=lambda row: row.task_identifier, least=12),
+    Column(title="FOR", value=lambda row: row.locked_at, short=lambda row: _ago(row.locked_at)),
+    Column(title="QUEUE", value=lambda row: row.queue_name, least=8, spare=1),
+    Column(title="WORKER", value=lambda row: row.locked_by, least=12, spare=2),
+]
+_WORKERS: list[Column[WorkerRow]] = [
+    Column(title="WORKER", value=lambda row: row.worker.id, least=12),
+    Column(title="LANGUAGE", value=lambda row: row.worker.language, spare=2),
+    Column(title="HOST", value=lambda row: row.worker.host, least=8, spare=1),
+    Column(title="STATE", value=lambda row: row.worker.state),
+    Column(title="RUNS", value=lambda row: row.runs, right=True),
+    Column(title="SLOTS", value=lambda row: row.worker.concurrency, right=True),
+    Column(
+        title="STARTED",
+        value=lambda row: row.worker.started_at,
+        short=lambda row: _ago(row.worker.started_at),
+    ),
+]
+_FAILURES: list[Column[FailedJob]] = [
+    Column(title="JOB", value=lambda row: row.id, right=True),
+    Column(title="TASK", value=lambda row: row.task_identifier, least=12),
+    Column(
+        title="ATTEMPT", value=lambda row: row.attempts,
+        short=lambda row: f"{row.attempts}/{row.max_attempts}",
+    ),
+    Column(title="WHEN", value=lambda row: row.updated_at, short=lambda row: times.from_now(row.updated_at)),
+    Column(
+        title="ERROR", value=lambda row: row.last_error, least=10,
+        short=lambda row: row.last_error.strip().split("\n")[0],
+    ),
+]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tab:
+    """One of the tables."""
+
+    title: str
+    columns: list[Column[Any]]
+    rows: Callable[[Snapshot], Sequence[Any]]
+    sorted_by: int
+    descending: bool
+    job_id: Callable[[Any], int] | None = None
+    """If its rows are jobs."""
+
+
+TABS = (
+    Tab(
+        title="Tasks", columns=_TASKS, sorted_by=1, descending=True,
+        rows=lambda seen: [TaskRow(name, stats) for name, stats in seen.stats.tasks.items()],
+    ),
+    Tab(title="Queues", columns=_QUEUES, rows=lambda seen: seen.queues, sorted_by=2, descending=True),
+    Tab(
+        title="Running", columns=_RUNNING, rows=lambda seen: seen.running, sorted_by=2, descending=False,
+        job_id=lambda row: row.id,
+    ),
+    Tab(
+        title="Workers", columns=_WORKERS, sorted_by=6, descending=True,
+        rows=lambda seen: [WorkerRow(worker, seen.held()[worker.id]) for worker in _known(seen)],
+    ),
+    Tab(
+        title="Failures", columns=_FAILURES, rows=lambda seen: seen.failures, sorted_by=3, descending=True,
+        job_id=lambda row: row.id,
+    ),
+)  # fmt: skip
+
+
+def _known(seen: Snapshot) -> list[WorkerInfo]:
+    """Those with a heartbeat, and those that only hold jobs: Node's."""
+    from graphile_worker.liveness import WorkerInfo  # noqa: PLC0415
+
+    known = {worker.id for worker in seen.workers}
+    silent = [WorkerInfo(id=name, state="unknown") for name in sorted(seen.held().keys() - known)]
+    return [*seen.workers, *silent]
+
+
+def arranged(tab: Tab, rows: Sequence[Any], *, by: int, descending: bool, having: str) -> list[Any]:
+    """Those that have the text somewhere, in order; what has no value comes last."""
+    column = tab.columns[by]
+    wanted = having.casefold()
+    found = [
+        row
+        for row in rows
+        if not wanted or any(wanted in clean((one.short or one.value)(row)).casefold() for one in tab.columns)
+    ]
+    valued = [row for row in found if column.value(row) is not None]
+    valued.sort(key=column.value, reverse=descending)  # type: ignore[arg-type]
+    return [*valued, *(row for row in found if column.value(row) is None)]

@@ -1,0 +1,292 @@
+"""The live view, on a real terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+
+import asyncpg
+import psutil
+import pytest
+
+from graphile_worker import WorkerUtils
+from graphile_worker.cli.live.snapshot import Snapshot, look
+from graphile_worker.cli.live.terminal import keys_in
+from graphile_worker.cli.live.view import View, Wish
+from graphile_worker.testing import Databases
+from support import jobs
+from support.commands import COMMAND
+from support.waiting import until
+from support.workers import running
+
+MARK = "back in the shell"
+
+
+@pytest.fixture(scope="session")
+def databases(graphile_worker_databases: Databases) -> Databases:
+    return graphile_worker_databases
+
+
+class Tmux:
+    """A terminal with a shell in it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def run(self, *arguments: str) -> str:
+        command = ["tmux", "-L", self._name, "-f", os.devnull, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    def press(self, *keys: str) -> None:
+        self.run("send-keys", *keys)
+
+    def screen(self) -> str:
+        return self.run("capture-pane", "-p")
+
+    async def until(self, text: str, *, gone: bool = False) -> None:
+        async def shown() -> bool:
+            return (text in await asyncio.to_thread(self.screen)) is not gone
+
+        try:
+            await until(shown, f"{text!r} on the screen")
+        except AssertionError as error:
+            raise AssertionError(f"{error}:\n{self.screen()}") from None
+
+
+@contextmanager
+def tmux(*command: str, columns: int = 110, lines: int = 24) -> Iterator[Tmux]:
+    """The command in a shell of a terminal, which says when it is over, and how the terminal then is."""
+    if shutil.which("tmux") is None:
+        pytest.skip("there is no tmux here")
+    name = f"gw-{uuid.uuid4().hex[:8]}"
+    terminal = Tmux(name)
+    # A shell that reads from a terminal does not die of Ctrl-C, so this one must not either.
+    script = f"""trap : INT; echo before it; before=$(stty -a); {shlex.join(command)}; echo {MARK} $?
+        test "$before" = "$(stty -a)" && echo as it was; exec cat"""
+    size = ("-x", str(columns), "-y", str(lines))
+    subprocess.run(
+        ["tmux", "-L", name, "-f", os.devnull, "new-session", "-d", *size, "sh", "-c", script],
+        check=True, env={**os.environ, "TERM": "screen-256color", "LC_ALL": "C.UTF-8"},
+    )  # fmt: skip
+    try:
+        yield terminal
+    finally:
+        terminal.run("kill-server")
+
+
+async def left_as_it_was(terminal: Tmux, status: int) -> None:
+    await terminal.until(f"{MARK} {status}")
+    await terminal.until("as it was")
+    assert "before it" in terminal.screen(), "the screen of the shell is back"
+    assert terminal.run("display-message", "-p", "#{alternate_on} #{cursor_flag}").split() == ["0", "1"]
+
+
+def top(dsn: str, *more: str) -> tuple[str, ...]:
+    return (COMMAND, "top", "-c", dsn, "--interval", "200ms", *more)
+
+
+@pytest.fixture
+async def busy(db: asyncpg.Connection) -> asyncpg.Connection:
+    """A queue with jobs in every state."""
+    await db.execute("select graphile_worker.add_job('mail', '{}') from generate_series(1, 12)")
+    await jobs.add(db, "report", queue_name="reports", run_at=datetime.now(UTC) - timedelta(hours=3))
+    failed = await jobs.add(db, "charge", payload={"order": 7})
+    await db.execute(
+        "update graphile_worker._private_jobs "
+        "set attempts = max_attempts, last_error = $2, updated_at = now() where id = $1",
+        *(failed["id"], "The bank says \x1b[2Jno\nTraceback"),
+    )
+    locked = await jobs.add(db, "video")
+    await jobs.lock(db, locked["id"], by="pool-1", age="7 minutes")
+    return db
+
+
+class TestOnATerminal:
+    async def test_it_shows_the_queue_and_leaves_the_terminal_as_it_was(
+        self, busy: asyncpg.Connection, database: str
+    ) -> None:
+        with tmux(*top(database)) as terminal:
+            await terminal.until("13 ready   0 scheduled   1 running   1 failed")
+            await terminal.until("oldest due 3 h ago")
+            await terminal.until("mail       12")
+            await jobs.add(busy, "new")
+            await terminal.until("14 ready")
+            terminal.press("Tab")
+            await terminal.until("reports")
+            terminal.press("3")
+            await terminal.until("7 min")
+            assert "pool-1" in terminal.screen()
+            terminal.press("4")
+            await terminal.until("unknown")
+            terminal.press("5")
+            await terminal.until("25/25")
+            assert r"The bank says \x1b[2Jno" in terminal.screen()
+            terminal.press("q")
+            await left_as_it_was(terminal, 0)
+
+    async def test_sort_and_filter(self, busy: asyncpg.Connection, database: str) -> None:  # noqa: ARG002
+        with tmux(*top(database)) as terminal:
+            await terminal.until("by ready ↓")
+            terminal.press("o")
+            await terminal.until("by ready ↑")
+            terminal.press("s", "s", "s", "s", "s")
+            await terminal.until("by task ↑")
+            terminal.press("/", "m", "a", "i")
+            await terminal.until("Show what contains: mai")
+            await terminal.until("report", gone=True)
+            terminal.press("Enter")
+            await terminal.until("with 'mai'")
+            terminal.press("Escape")
+            await terminal.until("report")
+
+    async def test_look_at_one_retry_and_cancel(self, busy: asyncpg.Connection, database: str) -> None:
+        with tmux(*top(database)) as terminal:
+            await terminal.until("q quit")
+            terminal.press("5")
+            await terminal.until("25/25")
+            terminal.press("Enter")
+            await terminal.until('payload {"order":7}')
+            assert "Traceback" in terminal.screen()
+            terminal.press("t")
+            await terminal.until("Run job 14 again, with all its attempts? y/n")
+            terminal.press("n")
+            await terminal.until("Run job 14 again", gone=True)
+            assert await busy.fetchval("select attempts from graphile_worker.jobs where id = 14") == 25
+            terminal.press("t", "y")
+            await terminal.until("Job 14 runs again.")
+            assert await busy.fetchval("select attempts from graphile_worker.jobs where id = 14") == 0
+            terminal.press("Escape", "3")
+            await terminal.until("video")
+            terminal.press("c", "y")
+            await terminal.until("The worker of job 15 was asked to cancel it.")
+            assert (
+                await busy.fetchval("select job_id from graphile_worker._private_python_cancellations") == 15
+            )
+
+    async def test_the_size_changes(self, busy: asyncpg.Connection, database: str) -> None:  # noqa: ARG002
+        with tmux(*top(database), columns=140, lines=40) as terminal:
+            await terminal.until("space stop  q quit")
+            terminal.run("resize-window", "-x", "40", "-y", "9")
+            await terminal.until("space stop  q quit", gone=True)
+            await terminal.until("mail")
+            terminal.run("resize-window", "-x", "140", "-y", "40")
+            await terminal.until("space stop  q quit")
+            terminal.press("q")
+            await left_as_it_was(terminal, 0)
+
+    @pytest.mark.parametrize(("number", "status"), [("INT", 0), ("TERM", 143), ("HUP", 129)])
+    async def test_signals(self, database: str, number: str, status: int) -> None:
+        with tmux(*top(database)) as terminal:
+            await terminal.until("q quit")
+            [shell] = terminal.run("list-panes", "-F", "#{pane_pid}").split()
+            [process] = psutil.Process(int(shell)).children()
+            process.send_signal(signal.Signals[f"SIG{number}"])
+            await left_as_it_was(terminal, status)
+
+    async def test_ctrl_c_and_ctrl_z(self, database: str) -> None:
+        with tmux(*top(database)) as terminal:
+            await terminal.until("q quit")
+            terminal.press("C-z")
+            terminal.press("4")
+            await terminal.until("WORKER", gone=True)
+            terminal.press("C-c")
+            await left_as_it_was(terminal, 0)
+
+    async def test_a_queue_that_goes_away_is_told_and_comes_back(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        with tmux(*top(database)) as terminal:
+            await terminal.until("q quit")
+            await db.execute("alter schema graphile_worker rename to away")
+            await terminal.until("is not installed in this database")
+            await db.execute("alter schema away rename to graphile_worker")
+            await terminal.until("q quit")
+            terminal.press("q")
+            await left_as_it_was(terminal, 0)
+
+    async def test_rates(self, db: asyncpg.Connection, database: str) -> None:
+        async def work(_payload: object) -> None: ...
+
+        async with running({"t": work}, database, concurrency=4):
+            with tmux(*top(database)) as terminal:
+                await terminal.until("done 0.0/s")
+                await db.execute("select graphile_worker.add_job('t') from generate_series(1, 500)")
+                await terminal.until("done 0.0/s", gone=True)
+                terminal.press("4")
+                await terminal.until("python")
+
+
+async def test_it_needs_a_terminal(database: str) -> None:
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [*top(database)],
+        check=False,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 2
+    assert "top needs a terminal. For a script there is: graphile-worker stats --json" in done.stderr
+
+
+async def test_what_is_wrong_is_said_on_the_shells_screen(empty_database: str) -> None:
+    with tmux(*top(empty_database)) as terminal:
+        await terminal.until("is not installed in this database")
+        await left_as_it_was(terminal, 1)
+
+
+class TestTheView:
+    def test_keys(self) -> None:
+        assert keys_in("a\x1b[A\x1bOB\t\r\x7f\x1b[5~\x1b[1;5C\x1b") == [
+            *("a", "up", "down", "right", "enter", "backspace", "page up", "\x1b[1;5C", "escape")
+        ]
+
+    async def test_a_cursor_stays_where_rows_are(self, busy: asyncpg.Connection, database: str) -> None:  # noqa: ARG002
+        async with WorkerUtils(database) as utils:
+            view = View("mine")
+            assert view.press("down") is None
+            view.render(10)
+            view.snapshot = await look(utils, None)
+            for key in ("page down", "home", "page up", "end", "left", "right", "x", "\x1b[1;5C"):
+                assert view.press(key) is None
+                view.render(1)
+            view.press("3")
+            assert view.press("enter") == Wish("look", 15)
+            assert view.press("c") is None
+            assert view.press("x") is None, "only y is yes"
+            view.press("c")
+            assert view.press("y") == Wish("cancel", 15)
+            view.press("1")
+            assert view.press("t") is None
+            assert "Choose a job first" in view.message
+            assert view.press("q") == Wish("quit")
+
+    async def test_rates_are_counted_between_two_looks(self, db: asyncpg.Connection, database: str) -> None:
+        async with WorkerUtils(database) as utils:
+            first = await look(utils, None)
+            assert first.added is None
+            busy = await asyncpg.connect(database)
+            await busy.execute("select graphile_worker.add_job('t') from generate_series(1, 50)")
+            await busy.execute("delete from graphile_worker._private_jobs where id <= 20")
+            await busy.close()  # who leaves tells the statistics
+
+            async def seen() -> Snapshot | None:
+                found = await look(utils, first)
+                return found if found.removed else None
+
+            await until(seen, "the statistics have it")
+            second = await look(utils, first)
+            assert second.added is not None
+            assert second.removed is not None
+            assert second.added / second.removed == pytest.approx(2.5)
+            await db.execute("select pg_stat_reset()")
+            third = await look(utils, second)
+            assert third.added == 0
