@@ -13,7 +13,7 @@ IN_PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadfile
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-demo: $(STAMP) ## Run a job on an embedded PostgreSQL
+demo: $(STAMP) ## Run jobs on an embedded PostgreSQL: from SQL, again, in order, by a crontab
 	@$(BIN)/python examples/demo.py
 
 test: $(STAMP) peers ## Run the tests that take a few minutes at most

@@ -196,4 +196,9 @@ def test_the_demo_runs() -> None:
     )
     assert "\nHello, Bobby Tables\n" in done.stdout
     assert "Done: 1, failed: 0" in done.stdout
+    assert "Order 7 is charged, at attempt 2" in done.stdout
+    invoices = re.findall(r"Invoice (\d begins|\d ends)", done.stdout)
+    assert invoices == [f"{number} {what}" for number in (1, 2, 3) for what in ("begins", "ends")]
+    assert done.stdout.count("The crontab's job of") >= 2
+    assert "hopeless: 0 scheduled, 0 ready, 1 failed for good" in done.stdout
     assert done.stderr == ""
