@@ -25,14 +25,14 @@ app = App()
 
 
 @app.task
-async def hello(name: str, ctx: JobContext) -> None:
+async def hello(ctx: JobContext, name: str) -> None:
     """What everybody says first."""
     print(f"  Job {ctx.job.id}, attempt {ctx.job.attempts} of {ctx.job.max_attempts}:")
     print(f"Hello, {name}")
 
 
 @app.task
-async def charge(order: int, ctx: JobContext) -> None:
+async def charge(ctx: JobContext, order: int) -> None:
     """Works the second time."""
     if ctx.job.attempts == 1:
         print(f"  Order {order}: the bank does not answer; again in a second")
