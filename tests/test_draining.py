@@ -479,7 +479,7 @@ class TestInATransaction:
     async def test_workers_of_the_app_are_refused_meanwhile(self, transaction: asyncpg.Connection) -> None:
         app, _ = make_app()
         async with using(app, connection=transaction):
-            with pytest.raises(ConfigurationError, match="OneConnection"):
+            with pytest.raises(ConfigurationError, match="on one connection"):
                 await app.run_once()
             with pytest.raises(ConfigurationError):
                 async with app.running():

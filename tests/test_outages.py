@@ -93,7 +93,8 @@ async def test_an_exchange_that_is_cut_anywhere_strands_nothing_and_repeats_noth
         cutter.worker_id = runner.id.encode()
         await heard.until("job:complete", 60)
         proxy.cut_when = lambda _direction, _data: False
-    assert cutter.cuts > 1
+    # With prefetch there are few exchanges, and how many depends on how fast they are; the first is cut.
+    assert cutter.cuts > (0 if prefetch else 1)
     assert sorted(ran) == list(range(60)), "each once"
     assert heard.counts["job:lost"] == 0
     assert heard.counts["job:complete"] == 60

@@ -106,6 +106,11 @@ async def test_the_command_names_a_killed_node_worker_and_unlocks_it(beside: Sha
         return running.text
 
     assert pool in await said("workers")
+    await beside.db.execute(
+        "update graphile_worker._private_jobs set locked_at = locked_at - interval '2 hours' where id = $1",
+        job_id,
+    )
+    assert f"{pool}, a worker of Node's, has held 1 job" in " ".join((await said("doctor")).split())
     assert "Freed 1 job and 1 queues" in await said("unlock", pool)
     job = await existing(beside.db, job_id)
     assert (job["locked_by"], job["attempts"]) == (None, 1)

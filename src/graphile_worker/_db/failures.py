@@ -161,6 +161,12 @@ def trouble_of(error: BaseException) -> Trouble:
             return Trouble.LOST
 
 
+def is_about_content(error: BaseException | None) -> bool:
+    """Whether a type, a constraint or a trigger refuses what a statement brings, and not who brings it."""
+    sqlstate = error.sqlstate or "" if isinstance(error, asyncpg.PostgresError) else ""
+    return sqlstate[:2] in {"22", "23", "P0"}
+
+
 def is_about_data(error: BaseException | None) -> bool:
     """Whether a value cannot be what it is to be: then to repeat the statement is of no use."""
     return isinstance(error, asyncpg.DataError)

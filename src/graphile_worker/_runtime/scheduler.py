@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from graphile_worker import events as event
 from graphile_worker._db import crontabs as database
 from graphile_worker._db.crontabs import Due
-from graphile_worker._db.failures import Trouble, trouble_of
+from graphile_worker._db.failures import is_about_content
 from graphile_worker._runtime.service import Service, pause_after
 from graphile_worker.errors import DatabaseError, GraphileWorkerError
 
@@ -209,8 +209,7 @@ class Scheduler(Service):
                 lambda on: database.schedule(on, schema, chunk, self._around), attempts=1
             )
         except Exception as error:
-            trouble = trouble_of(error.__cause__ or error)
-            if isinstance(error, DatabaseError) and trouble is not Trouble.REFUSED:
+            if isinstance(error, DatabaseError) and not is_about_content(error.__cause__):
                 raise
             apart = _by_item(chunk)
             if len(apart) == 1:  # perhaps middleware, or a trigger: the other items are not to suffer from it
