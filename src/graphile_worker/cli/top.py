@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     "--interval", type=Seconds(), default="2s", show_default=True, help="How often to look, at most."
 )
 def top(settings: Mapping[str, Value], *, interval: float) -> None:
-    r"""Watch a queue, live, on a terminal.
+    """Watch a queue, live, on a terminal.
 
     Shows how many jobs wait, run and fail, and five tables: tasks and queues with the age of their oldest due
     job, running jobs, workers, and the last failures. Jobs can be looked at, retried and cancelled.
@@ -35,7 +35,7 @@ def top(settings: Mapping[str, Value], *, interval: float) -> None:
     space         stand still, go on      q         quit
 
     It looks more rarely the longer a look takes: at most a fiftieth of one session's time.
-    """
+    """  # noqa: D301 - this one is for click
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("top needs a terminal. For a script there is: graphile-worker stats --json")
     number = asyncio.run(_top(settings, interval))
