@@ -8,6 +8,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -190,6 +191,21 @@ class TestOnATerminal:
             [process] = psutil.Process(int(shell)).children()
             process.send_signal(signal.Signals[f"SIG{number}"])
             await left_as_it_was(terminal, status)
+
+    async def test_an_error_of_ours(self, database: str) -> None:
+        broken = (
+            "import graphile_worker.cli.live.view as view, graphile_worker.cli as cli\n"
+            "view.View._foot = lambda self: 1 / 0\n"
+            "cli.main()"
+        )
+        with tmux(sys.executable, "-c", broken, *top(database)[1:]) as terminal:
+            await terminal.until("ZeroDivisionError")
+            await terminal.until(f"{MARK} 1")
+            await terminal.until("as it was")
+            assert terminal.run("display-message", "-p", "#{alternate_on} #{cursor_flag}").split() == [
+                "0",
+                "1",
+            ]
 
     async def test_ctrl_c_and_ctrl_z(self, database: str) -> None:
         with tmux(*top(database)) as terminal:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from graphile_worker._db import queries, symptoms, workers
@@ -110,8 +109,7 @@ def _judge(locks: Locks, worker: WorkerInfo | None, anybody: bool, patience: flo
 async def check_tasks(subject: Subject) -> list[Finding]:
     """Whether jobs are due that no worker of ours can run."""
     rows = await subject.look(lambda on: queries.count_jobs(on, subject.schema))
-    now = datetime.now(UTC)
-    # By the server's clock; what this one is wrong by has a check of its own.
+    now = await subject.look(lambda on: queries.read_now(on, subject.schema))  # this machine's may be wrong
     waiting = {
         row["identifier"] or f"(unknown task {row['task_id']})": (
             row["ready"],
