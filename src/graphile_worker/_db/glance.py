@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import asyncpg
+
 from graphile_worker._db.sql import Schema, statements_for
 from graphile_worker.stats import FailedJob, Writes
 
@@ -15,7 +17,9 @@ _FILE = "glance.sql"
 
 async def count_writes(connection: Connection, schema: Schema) -> Writes:
     """How many jobs were ever added and removed."""
-    [row] = await connection.fetch(statements_for(schema, _FILE)["count_writes"], schema.name)
+    row = await connection.fetchrow(statements_for(schema, _FILE)["count_writes"], schema.name)
+    if row is None:  # the catalog says nothing of it, as a statement on the table itself would
+        raise asyncpg.UndefinedTableError(f"There is no table {schema.name}._private_jobs")
     return Writes(**dict(row))
 
 
