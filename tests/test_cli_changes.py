@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -300,14 +301,14 @@ class TestCancel:
         )
 
     async def test_the_worker_of_one_that_runs_is_asked(self, db: asyncpg.Connection, cli: Cli) -> None:
-        new, running, _ = await jobs(db, "new", "locked", "failed")
+        _, running, _ = await jobs(db, "new", "locked", "failed")
         assert await cli.out("cancel", "--all", "--yes") == (
-            f"Cancelled 2 jobs: {new}, {running}. Asked the workers of 1 that run.\n"
+            "Cancelled 1 job. Asked for 1 that run; workers of Node or Rust do not hear it.\n"
         )
         requests = await db.fetch("select job_id, reason from graphile_worker._private_python_cancellations")
         assert [tuple(row) for row in requests] == [(running, "")]
         assert await cli.json("cancel", "--state", "running") == {
-            "changed": 1,
+            "changed": 0,
             "requested": 1,
             "ids": [running],
             "missing": [],
@@ -432,3 +433,46 @@ class TestMany:
             assert await terminal.end() == 0
         assert "100%" in terminal.text
         assert "Completed 2,000 jobs." in terminal.text
+
+
+class TestWhatWouldBeAMistake:
+    @pytest.mark.parametrize("flag", ["--text", "--task", "--key", "--queue", "--worker"])
+    async def test_an_empty_filter_is_refused(self, db: asyncpg.Connection, cli: Cli, flag: str) -> None:
+        await add(db, "t")
+        done = await cli("remove", flag, "", "--yes")
+        assert done.returncode == 2
+        assert f"{flag} is empty: say which." in done.stderr
+        assert await db.fetchval("select count(*) from graphile_worker.jobs") == 1
+
+    async def test_a_number_that_is_no_id(self, cli: Cli) -> None:
+        done = await cli("retry", "-", given="9" * 5000)
+        assert done.returncode == 2
+        assert "is no id of a job" in done.stderr
+        assert "Traceback" not in done.stderr
+
+    async def test_those_that_somebody_has_locked_are_told(self, db: asyncpg.Connection, cli: Cli) -> None:
+        held = await add(db, "t")
+        await add(db, "t")
+        async with db.transaction():
+            await db.execute("select from graphile_worker._private_jobs where id = $1 for update", held["id"])
+            done = await cli("fail", "--task", "t", "--yes")
+        assert done.stdout.startswith("Failed 1 job")
+        assert "1 job of 2 not changed: somebody had them locked at that moment" in done.stderr
+
+    async def test_a_role_that_does_not_see_the_jobs_is_not_told_that_there_are_none(
+        self, db: asyncpg.Connection, cli: Cli, database: str
+    ) -> None:
+        await add(db, "t")
+        role = f"reader_{uuid.uuid4().hex[:8]}"
+        await db.execute(f"""
+            create role {role} login;
+            grant usage on schema graphile_worker to {role};
+            grant select on all tables in schema graphile_worker to {role};
+        """)
+        try:
+            for verb in (["list"], ["stats"], ["export"], ["queues"]):
+                done = await cli(*verb, "-c", database.replace("postgres@", f"{role}@"))
+                assert done.returncode == 1
+                assert "Row level security hides the jobs" in done.stderr
+        finally:
+            await db.execute(f"drop owned by {role}; drop role {role}")

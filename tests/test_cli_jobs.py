@@ -123,7 +123,7 @@ class TestAdd:
         done = await Cli(empty_database, tmp_path)("add", "hello")
         assert done.returncode == 1
         assert "is not installed in this database" in done.stderr
-        assert "graphile-worker --schema-only" in done.stderr
+        assert "graphile-worker migrate" in done.stderr
 
 
 async def many_kinds(db: asyncpg.Connection) -> dict[str, int]:

@@ -75,12 +75,17 @@ def tmux(*command: str, columns: int = 110, lines: int = 24) -> Iterator[Tmux]:
     size = ("-x", str(columns), "-y", str(lines))
     subprocess.run(
         ["tmux", "-L", name, "-f", os.devnull, "new-session", "-d", *size, "sh", "-c", script],
-        check=True, env={**os.environ, "TERM": "screen-256color", "LC_ALL": "C.UTF-8"},
+        check=True, env={**_without_size(), "TERM": "screen-256color", "LC_ALL": "C.UTF-8"},
     )  # fmt: skip
     try:
         yield terminal
     finally:
         terminal.run("kill-server")
+
+
+def _without_size() -> dict[str, str]:
+    """The environment, but for what says how large another terminal is."""
+    return {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}}
 
 
 async def left_as_it_was(terminal: Tmux, status: int) -> None:

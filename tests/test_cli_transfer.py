@@ -221,3 +221,18 @@ class TestRefusals:
         assert (done.returncode, "No such file or directory" in done.stderr) == (2, True)
         done = await cli("import")
         assert done.returncode == 2
+
+
+async def test_an_export_has_its_name_when_it_is_whole(
+    db: asyncpg.Connection, cli: Cli, tmp_path: Path
+) -> None:
+    await varied_jobs(db)
+    await cli.out("export", "-o", "jobs.jsonl")
+    whole = (tmp_path / "jobs.jsonl").read_bytes()
+    assert whole
+    done = await cli("export", "-o", "jobs.jsonl", "-s", "nosuch")
+    assert done.returncode == 1
+    assert "jobs.jsonl was not written" in done.stderr
+    assert (tmp_path / "jobs.jsonl").read_bytes() == whole
+    done = await cli("export", "-o", "nowhere/jobs.jsonl")
+    assert (done.returncode, "nowhere/jobs.jsonl cannot be written: No such file" in done.stderr) == (1, True)

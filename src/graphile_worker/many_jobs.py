@@ -10,6 +10,7 @@ import msgspec
 
 from graphile_worker._db import glance, many, queries, transfer
 from graphile_worker._db.failures import translated
+from graphile_worker.errors import DatabaseError
 from graphile_worker.outcome import storable
 from graphile_worker.stats import QueueStats, RunningJob
 
@@ -105,6 +106,14 @@ class ManyJobs:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._schema = session.schema
+
+    async def insist_on_sight(self) -> None:
+        """Refuse to go on if the role sees no jobs because row level security hides them."""
+        if await self._session.call(lambda on: many.hides_rows(on, self._schema)):
+            raise DatabaseError(
+                f"Row level security hides the jobs of the schema {self._schema.name!r} from this role. "
+                "Connect as the schema's owner, or as a member of it, or as a role that has BYPASSRLS."
+            )
 
     async def count(self, chosen: JobFilter, change: Change) -> int:
         """How many jobs the change can be done with."""

@@ -98,7 +98,7 @@ def statement_failed(error: Exception, schema: Schema) -> GraphileWorkerError:  
                 what = "lacks something that this release needs. Complete"
             return SchemaMissingError(
                 f"The schema {schema.name!r} {what} it with `await "
-                "app.migrate()`, `await run_migrations()` or `graphile-worker --schema-only`; a worker does "
+                "app.migrate()`, `await run_migrations()` or `graphile-worker migrate`; a worker does "
                 "so when it starts."
             )
         case asyncpg.CheckViolationError(constraint_name=str(name)) if name in _BY_CONSTRAINT:

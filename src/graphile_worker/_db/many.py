@@ -102,3 +102,8 @@ async def explain_left(connection: Connection, schema: Schema, ids: Sequence[int
     """Those of the ids that are there, and in which state."""
     rows = await connection.fetch(statements_for(schema, _FILE)["explain_left"], ids)
     return [Left(*row) for row in rows]
+
+
+async def hides_rows(connection: Connection, schema: Schema) -> bool:
+    """Whether the role does not see the jobs, and is not told so."""
+    return bool(await connection.fetchval(statements_for(schema, _FILE)["hides_rows"], schema.name))

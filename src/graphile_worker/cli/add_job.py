@@ -74,7 +74,7 @@ def add(
 
 
 async def _add(settings: Mapping[str, Value], spec: JobSpec) -> Job:
-    async with queue_of(settings) as utils:
+    async with queue_of(settings, reads=False) as utils:
         return await utils.add_spec(spec)
 
 

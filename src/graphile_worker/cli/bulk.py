@@ -117,6 +117,12 @@ async def _change_jobs(
         progress = await work_through(batches, total, words)
         left = await _left(utils, ids, progress)
         _print_result(progress, words, left, as_json=as_json)
+        missed = total - len(progress.changed)
+        if ids is None and missed > 0 and not progress.interrupted:
+            tell(
+                f"{jobs(missed)} of {total:,} not changed: somebody had them locked at that moment, or they "
+                "have run. Run it again for those that are left."
+            )
         if progress.interrupted:
             raise click.Abort
         return 1 if any(left.values()) else 0
@@ -193,16 +199,19 @@ def _print_plan(total: int, words: Words, *, as_json: bool) -> None:
 
 
 def _print_result(progress: Progress, words: Words, left: Mapping[str, list[Any]], *, as_json: bool) -> None:
-    count = len(progress.changed)
+    count = len(progress.changed) - progress.requested
     if as_json:
         named = {
             kind: [one if isinstance(one, int) else one._asdict() for one in some]
             for kind, some in left.items()
         }
         print_object({"changed": count, "requested": progress.requested, "ids": progress.changed, **named})
-    elif count or not any(left.values()):
-        few = f": {', '.join(map(str, progress.changed))}" if 0 < count <= _FEW else ""
-        asked = f" Asked the workers of {progress.requested:,} that run." if progress.requested else ""
+    elif progress.changed or not any(left.values()):
+        few = f": {', '.join(map(str, progress.changed))}"
+        few = few if 0 < count <= _FEW and not progress.requested else ""
+        asked = ""
+        if progress.requested:
+            asked = f" Asked for {progress.requested:,} that run; workers of Node or Rust do not hear it."
         click.echo(f"{words.done} {jobs(count)}{few}.{asked}")
     if progress.interrupted:
         tell_interrupted(progress)

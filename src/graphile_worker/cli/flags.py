@@ -107,11 +107,13 @@ yes_flag = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
 
 @asynccontextmanager
-async def queue_of(settings: Mapping[str, Value]) -> AsyncIterator[WorkerUtils]:
-    """The queue that the settings name."""
+async def queue_of(settings: Mapping[str, Value], *, reads: bool = True) -> AsyncIterator[WorkerUtils]:
+    """The queue that the settings name; whoever reads jobs is not to be told that there are none."""
     from graphile_worker.client import WorkerUtils  # noqa: PLC0415
 
     dsn, schema = settings["connection"].value, settings["schema"].value
     prepared = settings["prepared_statements"].value
     async with WorkerUtils(dsn, schema=schema, max_pool_size=2, prepared_statements=prepared) as utils:
+        if reads:
+            await utils.many.insist_on_sight()
         yield utils

@@ -173,7 +173,7 @@ def migrate(settings: Mapping[str, Value], *, check: bool, sql: bool, as_json: b
 
 
 async def _migrate(settings: Mapping[str, Value], *, check: bool, sql: bool, as_json: bool) -> int:
-    async with queue_of(settings) as utils:
+    async with queue_of(settings, reads=False) as utils:
         pending = await utils.pending_migrations()
         if sql:
             click.echo(pending.script or "-- There is nothing to do.", nl=not pending.script)

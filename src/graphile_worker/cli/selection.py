@@ -22,6 +22,7 @@ _FLAGS = {
     "text": ("--text", "TEXT", "With this in payload, last error, key or worker."),
 }
 _HIGHEST = 2**63
+_DIGITS = len(str(_HIGHEST))
 _HOW = (
     "Jobs are named by their ids, with - for ids from standard input; or by flags, all of which must hold. "
     "More than one job is asked about, unless with --yes."
@@ -64,7 +65,11 @@ def taken_filter(arguments: dict[str, Any]) -> JobFilter:
     """The filter, out of what the command line has."""
     from graphile_worker.many_jobs import JobFilter  # noqa: PLC0415
 
-    return JobFilter(**{name: arguments.pop(name) for name in (*_FLAGS, "state")})
+    given = {name: arguments.pop(name) for name in (*_FLAGS, "state")}
+    for name, value in given.items():
+        if value == "":  # a variable of a script that is not set, as a rule; and it would fit every job
+            raise click.UsageError(f"{_FLAGS[name][0]} is empty: say which.")
+    return JobFilter(**given)
 
 
 def taken_selection(arguments: dict[str, Any]) -> Selection:
@@ -93,7 +98,7 @@ def read_ids(words: Iterable[str]) -> list[int]:
     for word in words:
         given = words_of_stdin() if word == "-" else [word]
         for text in given:
-            if not text.isascii() or not text.isdecimal() or int(text) >= _HIGHEST:
+            if not text.isascii() or not text.isdecimal() or len(text) > _DIGITS or int(text) >= _HIGHEST:
                 raise click.UsageError(f"{text[:40]!r} is no id of a job: ids are numbers, such as 42.")
             found[int(text)] = None
     return sorted(found)

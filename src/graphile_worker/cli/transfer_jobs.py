@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import aclosing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
@@ -22,14 +23,18 @@ if TYPE_CHECKING:
 
 @verb("export", "export > jobs.jsonl", "export --state failed --output failed.jsonl")
 @filter_flags
-@click.option("-o", "--output", type=click.File("wb"), default="-", metavar="FILE", help="Where to write.")
-def export_jobs(settings: Mapping[str, Value], *, output: BinaryIO, **arguments: Any) -> None:
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False), default="-", metavar="FILE", help="Where to write."
+)
+def export_jobs(settings: Mapping[str, Value], *, output: str, **arguments: Any) -> None:
     """Write jobs as JSON, a line each, for import.
 
     A line has everything of a job but its lock: stop the workers first, or what they run will run again
     where it is imported. The jobs stay where they are.
     """
-    asyncio.run(_export(settings, output, taken_filter(arguments)))
+    chosen = taken_filter(arguments)
+    with _whole(output) as file:
+        asyncio.run(_export(settings, file, chosen))
 
 
 async def _export(settings: Mapping[str, Value], output: BinaryIO, chosen: JobFilter) -> None:
@@ -75,6 +80,24 @@ async def _import(settings: Mapping[str, Value], file: BinaryIO, *, new_ids: boo
         print_object({"imported": count})
     else:
         click.echo(f"Imported {jobs(count)}.")
+
+
+@contextmanager
+def _whole(path: str) -> Iterator[BinaryIO]:
+    """A file that has its name when all is in it, and not before."""
+    if path == "-":
+        yield sys.stdout.buffer
+        return
+    part = Path(f"{path}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+        part.replace(path)
+    except OSError as error:
+        raise click.ClickException(f"{path} cannot be written: {error.strerror}.") from None
+    except BaseException:
+        tell(f"{path} was not written; what there is of it is in {part}.")
+        raise
 
 
 @contextmanager

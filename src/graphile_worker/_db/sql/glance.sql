@@ -17,6 +17,6 @@ select
   left(job.last_error, 500) as last_error
 from {schema}._private_jobs as job
 left join {schema}._private_tasks as task on task.id = job.task_id
-where job.last_error is not null
+where job.last_error is not null and job.attempts > 0
 order by job.updated_at desc, job.id desc
 limit $1;

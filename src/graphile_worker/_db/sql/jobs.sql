@@ -283,3 +283,10 @@ select job.id, {job_names}, job.locked_by, job.locked_at
 from {schema}._private_jobs as job
 where job.locked_at is not null and job.locked_by is not null
 order by job.locked_at, job.id;
+
+-- name: hides_rows
+-- A role that row level security shuts out sees an empty table, and no error.
+select coalesce(bool_or(row_security_active(class.oid)), false)
+from pg_catalog.pg_class as class
+join pg_catalog.pg_namespace as namespace on namespace.oid = class.relnamespace
+where namespace.nspname = $1 and class.relname = '_private_jobs';
