@@ -179,6 +179,20 @@ class ManyJobs:
                 return
             last = page[-1].id
 
+    async def ids(
+        self, chosen: JobFilter, *, after: int | None = None, size: int = BATCH
+    ) -> AsyncGenerator[list[int]]:
+        """The same, but only their ids, which is much faster."""
+        last = -1 if after is None else after
+        while True:
+            filters = {**chosen.parts(), "after_id": last, "first_jobs": size}
+            page = await self._session.call(partial(many.read_ids, schema=self._schema, filters=filters))
+            if page:
+                yield page
+            if len(page) < size:
+                return
+            last = page[-1]
+
     async def export(self, chosen: JobFilter) -> AsyncGenerator[list[bytes]]:
         """All that are chosen, as lines of JSON, some at a time and in the order of their ids."""
         after = -1

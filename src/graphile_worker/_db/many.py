@@ -82,6 +82,12 @@ async def read_page(connection: Connection, schema: Schema, filters: Mapping[str
         return [queries.read_job(row) for row in await queries.fetch_jobs(connection, schema, **filters)]
 
 
+async def read_ids(connection: Connection, schema: Schema, filters: Mapping[str, object]) -> list[int]:
+    """Only their ids."""
+    async with in_order(connection, schema, filters):
+        return await _page(connection, schema, filters)
+
+
 @asynccontextmanager
 async def in_order(
     connection: Connection, schema: Schema, filters: Mapping[str, object]

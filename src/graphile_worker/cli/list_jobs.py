@@ -125,7 +125,29 @@ def list_jobs(
     if limit is None and on_terminal() and not as_json:
         limit = _SCREEN
     chosen = taken_filter(arguments)
-    asyncio.run(_list(settings, chosen, limit, after, only_ids=only_ids, as_json=as_json))
+    if only_ids:
+        asyncio.run(_list_ids(settings, chosen, limit, after))
+    else:
+        asyncio.run(_list(settings, chosen, limit, after, as_json=as_json))
+
+
+async def _list_ids(
+    settings: Mapping[str, Value], chosen: JobFilter, limit: int | None, after: int | None
+) -> None:
+    count, size = 0, _PAGE if limit is None else min(limit + 1, _PAGE)
+    async with queue_of(settings) as utils, aclosing(utils.many.ids(chosen, after=after, size=size)) as pages:
+        async for page in pages:
+            wanted = page if limit is None else page[: limit - count]
+            if wanted:
+                click.echo("\n".join(map(str, wanted)))
+            count += len(wanted)
+            if len(wanted) < len(page):
+                _tell_of_more(wanted[-1] if wanted else page[0] - 1)
+                break
+
+
+def _tell_of_more(after: int | None) -> None:
+    tell(f"There are more: go on with --after {after}, or take more with --limit.")
 
 
 async def _list(
@@ -134,7 +156,6 @@ async def _list(
     limit: int | None,
     after: int | None,
     *,
-    only_ids: bool,
     as_json: bool,
 ) -> None:
     # With one job more than are wanted, to know whether there is one.
@@ -146,11 +167,11 @@ async def _list(
                 async for page in pages:
                     wanted = page if limit is None else page[: limit - rows.count]
                     if not rows.count:
-                        columns[:] = columns[:1] if only_ids else _shown_columns(page)
+                        columns[:] = _shown_columns(page)
                     rows.add(wanted)
                     after = wanted[-1].id if wanted else after
                     if len(wanted) < len(page):
-                        tell(f"There are more: go on with --after {after}, or take more with --limit.")
+                        _tell_of_more(after)
                         break
     if not rows.count and not as_json and on_terminal():
         tell("There is no such job.")
