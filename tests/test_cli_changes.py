@@ -476,3 +476,17 @@ class TestWhatWouldBeAMistake:
                 assert "Row level security hides the jobs" in done.stderr
         finally:
             await db.execute(f"drop owned by {role}; drop role {role}")
+
+    async def test_a_key_that_no_job_has_and_one_of_a_job_that_runs_are_told(
+        self, db: asyncpg.Connection, cli: Cli
+    ) -> None:
+        done = await cli("fail", "--key", "nokey")
+        assert (done.returncode, done.stderr) == (1, "There is no job with the key 'nokey'.\n")
+        job = await add(db, "t", job_key="k")
+        await db.execute(
+            "update graphile_worker._private_jobs set locked_at = now(), locked_by = 'me' where id = $1",
+            job["id"],
+        )
+        done = await cli("fail", "--key", "k")
+        assert done.returncode == 1
+        assert f"Job {job['id']} is run by me" in done.stderr

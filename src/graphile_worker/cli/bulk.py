@@ -106,6 +106,12 @@ async def _change_jobs(
 ) -> int:
     async with queue_of(settings) as utils:
         ids = selection.ids
+        if selection.only_key is not None:  # one that is named, and that is told of like one with its id
+            job = await utils.get_job(key=selection.only_key)
+            if job is None:
+                tell(f"There is no job with the key {selection.only_key!r}.")
+                return 1
+            ids = [job.id]
         total = len(ids) if ids is not None else await utils.many.count(selection.filter, change)
         if dry_run:
             _print_plan(total, words, as_json=as_json)

@@ -35,6 +35,12 @@ class Selection(NamedTuple):
     ids: list[int] | None
     filter: JobFilter
 
+    @property
+    def only_key(self) -> str | None:
+        """The key, if that is all that is given."""
+        given = {name for name, value in self.filter.parts().items() if value is not None}
+        return self.filter.key if self.ids is None and given == {"having_key"} else None
+
 
 def filter_flags(function: Callable[..., Any]) -> Callable[..., Any]:
     """Flags that make a `JobFilter`."""
