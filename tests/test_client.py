@@ -569,7 +569,7 @@ class TestConnections:
                 utils.cleanup,
                 lambda: utils.complete_jobs([1]),
             ):
-                with pytest.raises(SchemaMissingError, match=r"'mine'.*app\.migrate\(\).*graphile-worker migrate"):
+                with pytest.raises(SchemaMissingError, match=r"'mine'.*app\.migrate\(\).*worker migrate"):
                     await call()
             await utils.migrate()
             assert (await utils.add_job("t")).id == 1
