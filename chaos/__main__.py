@@ -43,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run, audit, report; returns the exit status."""
     options = _options(arguments)
     # Whoever ends us lets us end what we started.
-    usual = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # As Ctrl-C, which asyncio takes well; an exception in the middle of its work, or a driver's, it does not.
+    usual = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         return _run(options)
     except KeyboardInterrupt:
