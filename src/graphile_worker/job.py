@@ -207,6 +207,8 @@ def _checked_flags(flags: Iterable[str]) -> frozenset[str]:
 
 
 def _is_unicode(text: str) -> bool:
+    if text.isascii():
+        return True
     try:
         text.encode()
     except UnicodeEncodeError:

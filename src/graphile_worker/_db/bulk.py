@@ -50,14 +50,17 @@ class _Chunk(NamedTuple):
         return _Chunk([spec for spec, _ in kept], [payload for _, payload in kept], self.preserve_run_at)
 
 
-async def add_jobs(connection: Connection, schema: Schema, specs: Iterable[JobSpec]) -> list[Job]:
-    """Add all or, if one cannot be added, none."""
+async def add_jobs(
+    connection: Connection, schema: Schema, specs: Iterable[JobSpec], *, read: bool = True
+) -> list[Job]:
+    """Add all or, if one cannot be added, none; returns them, unless nobody wants to read them."""
     statements = statements_for(schema, "jobs.sql")
     async with connection.transaction():
         [(now, keeps_order)] = await connection.fetch(statements["prepare_bulk"], schema.quoted)
         async with aclosing(_chunks(specs)) as chunks:
             if keeps_order:
-                return await _add_in_order(connection, statements["add_jobs"], chunks, now)
+                statement = statements["add_jobs" if read else "add_unread_jobs"]
+                return await _add_in_order(connection, statement, chunks, now, read=read)
             jobs: list[Job] = []
             async for chunk in chunks:
                 jobs += await _add_and_pair(connection, schema, chunk, now)
@@ -65,7 +68,7 @@ async def add_jobs(connection: Connection, schema: Schema, specs: Iterable[JobSp
 
 
 async def _add_in_order(
-    connection: Connection, statement: str, chunks: AsyncIterator[_Chunk], now: datetime
+    connection: Connection, statement: str, chunks: AsyncIterator[_Chunk], now: datetime, *, read: bool
 ) -> list[Job]:
     """While the server works on one chunk we make the next, and read what it said of the one before."""
     jobs: list[Job] = []
@@ -79,7 +82,7 @@ async def _add_in_order(
             under_way = None
             if arguments is not None:
                 under_way = asyncio.create_task(connection.fetch(statement, *arguments))
-            if sent is not None:
+            if sent is not None and read:
                 async for some in _in_turns(zip(sent.specs, sent.payloads, rows, strict=True)):
                     jobs += [_job(*pair, now) for pair in some]
             if chunk is None:

@@ -70,7 +70,9 @@ async def register(
     )
 
 
-async def schedule(connection: Connection, schema: Schema, due: Sequence[Due], around: Around) -> list[Due]:
+async def schedule(
+    connection: Connection, schema: Schema, due: Sequence[Due], around: Around | None = None
+) -> list[Due]:
     """Add the jobs of minutes that nobody has had; those that were added.
 
     May be repeated: what was done is not done again.
@@ -79,7 +81,7 @@ async def schedule(connection: Connection, schema: Schema, due: Sequence[Due], a
         connection: Where to.
         schema: The schema.
         due: The jobs, in the order in which to add them.
-        around: Called with what there is to add, and with that which adds it.
+        around: Called, if given, with what there is to add, and with that which adds it.
     """
     statements = statements_for(schema, "cron.sql")
     async with read_committed(connection):
@@ -90,19 +92,25 @@ async def schedule(connection: Connection, schema: Schema, due: Sequence[Due], a
         keys = [one.spec.job_key for one in new if one.exclusive]
         unfinished = await connection.fetch(statements["find_unfinished"], keys) if keys else []
         added = _lasting(list(_without_overlap(new, {row["key"] for row in unfinished})))
-        await around([one.spec for one in added], partial(_add, connection, schema))
+        specs = [one.spec for one in added]
+        if around is None:
+            await _add(connection, schema, specs, read=False)
+        else:
+            await around(specs, partial(_add, connection, schema))
         executed = {one.identifier: one.minute for one in new}
         await connection.execute(statements["record_executions"], list(executed), list(executed.values()))
     return added
 
 
-async def _add(connection: Connection, schema: Schema, specs: Sequence[JobSpec]) -> list[Job]:
+async def _add(
+    connection: Connection, schema: Schema, specs: Sequence[JobSpec], *, read: bool = True
+) -> list[Job]:
     jobs: list[Job] = []
     for run in _runs(specs):
         if len(run) == 1:
             jobs.append(await add_job(connection, schema, run[0]))
         else:
-            jobs += await add_jobs(connection, schema, run)
+            jobs += await add_jobs(connection, schema, run, read=read)
     return jobs
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import textwrap
+from contextlib import aclosing
 from datetime import datetime, timedelta
 from itertools import groupby, islice
 from operator import attrgetter
@@ -18,7 +20,7 @@ from graphile_worker._runtime.service import Service, pause_after
 from graphile_worker.errors import DatabaseError, GraphileWorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 
     from graphile_worker._db.crontabs import KnownCrontab
     from graphile_worker._db.session import Session
@@ -33,8 +35,12 @@ _MINUTE = timedelta(minutes=1)
 _JUST_AFTER = 0.001
 _HARDLY_EARLY = timedelta(seconds=1)
 """What the database's time is between its answers is an estimate."""
-_CHUNK = 2000
-"""How many jobs are added at once, while catching up: more would hold up others on the event loop."""
+_CHUNK = 5000
+"""How many jobs are added at once, while catching up."""
+_TURN = 200
+"""How many of them are made before others on the event loop, such as those jobs, have their turn."""
+_PAUSE = 0.001
+"""And how long that is: long enough for the connection, which has several steps to go before the server works."""
 _MOST_SAID = 500
 _SHORT = timedelta(hours=1)
 _LONGEST_OWED = timedelta(days=1)
@@ -73,7 +79,7 @@ class Scheduler(Service):
         self._pool = pool
         self._items = items
         self._session = session
-        self._around = utils.through_middleware
+        self._around = utils.through_middleware if utils.middleware else None
         self._clock = clock
         self._events = events
         self._start: datetime | None = None
@@ -131,10 +137,11 @@ class Scheduler(Service):
                 lambda on: database.register(on, self._session.schema, new, start), attempts=1
             )
         self._refused.clear()
-        missed = self._missed(known, start)
-        for chunk in _chunks(one for one in missed if one.place not in self._refused):
-            self._tell(event.CronBackfill, chunk)
-            await self._add(chunk)
+        async with aclosing(_chunks(self._missed(known, start))) as chunks:
+            async for chunk in chunks:
+                wanted = self._not_refused(chunk)
+                self._tell(event.CronBackfill, wanted)
+                await self._add(wanted)
         self._owed = dict(self._refused)
         self._events.emit(event.CronStarted(worker_pool=self._pool, start=start))
         return _ceil(start)
@@ -172,10 +179,12 @@ class Scheduler(Service):
         due = heapq.merge(
             *(self._due(place, self._since(place, first, last), last) for place in range(len(self._items)))
         )
-        for chunk in _chunks(one for one in due if one.place not in self._refused):
-            self._tell(event.CronSchedule, chunk)
-            self._tell(event.CronScheduled, await self._add(chunk))
-            self._next = max(first, chunk[-1].minute)  # some items of it may be in the next chunk
+        async with aclosing(_chunks(due)) as chunks:
+            async for chunk in chunks:
+                wanted = self._not_refused(chunk)
+                self._tell(event.CronSchedule, wanted)
+                self._tell(event.CronScheduled, await self._add(wanted))
+                self._next = max(first, chunk[-1].minute)  # some items of it may be in the next chunk
         self._owed = dict(self._refused)
         self._next = max(first, last + _MINUTE)
 
@@ -201,6 +210,9 @@ class Scheduler(Service):
             except Exception:  # a function of the user's: other items and minutes are not to suffer from it
                 self.logger.exception("The cron item %r cannot say when it is due", item.identifier)
             first += _MINUTE
+
+    def _not_refused(self, chunk: list[Due]) -> list[Due]:
+        return [due for due in chunk if due.place not in self._refused]
 
     async def _add(self, chunk: list[Due]) -> list[Due]:
         schema = self._session.schema
@@ -245,9 +257,25 @@ class Scheduler(Service):
         return max(0.0, min(delay, _LONGEST_SLEEP))
 
 
-def _chunks(due: Iterator[Due]) -> Iterator[list[Due]]:
-    while chunk := list(islice(due, _CHUNK)):
-        yield chunk
+async def _chunks(due: Iterator[Due]) -> AsyncGenerator[list[Due]]:
+    """While the server works on one, the next is made."""
+    chunk = await _chunk(due)
+    while chunk:
+        following = asyncio.create_task(_chunk(due))
+        try:
+            yield chunk
+            chunk = await following
+        finally:
+            following.cancel()
+
+
+async def _chunk(due: Iterator[Due]) -> list[Due]:
+    chunk: list[Due] = []
+    while len(chunk) < _CHUNK and (some := list(islice(due, _TURN))):
+        chunk += some
+        if len(some) == _TURN:
+            await asyncio.sleep(_PAUSE)
+    return chunk
 
 
 def _by_item(chunk: list[Due]) -> list[list[Due]]:

@@ -67,8 +67,9 @@ def confirmed(question: str, *, yes: bool) -> bool:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise click.ClickException(f"{question} There is nobody to ask here: say --yes to do it.")
-    # While somebody thinks, Ctrl-C is not for the event loop, which does not run.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    # While somebody thinks, Ctrl-C is not for the event loop, which does not run. Nor for Python: a signal that
+    # comes just before it reads would not be seen until there is an answer. Nothing is under way: so end.
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         if click.confirm(question, err=True):
             return True

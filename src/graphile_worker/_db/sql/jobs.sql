@@ -88,6 +88,9 @@ select
   case when job.revision > 0 then job.payload::text end as merged_payload
 from {schema}.add_jobs({job_specs}, $10) as job;
 
+-- name: add_unread_jobs
+select count(*) from {schema}.add_jobs({job_specs}, $10);
+
 -- name: add_jobs_in_any_order
 select {job_columns} from {schema}.add_jobs({job_specs}, $10) as job;
 
