@@ -166,6 +166,22 @@ class TestOnTime:
         await desk.at(scheduler, before + timedelta(seconds=61))
         assert len(await desk.jobs()) == 1
 
+    async def test_a_clock_that_ran_ahead_once_is_told_of_with_what_to_do(
+        self, desk: Desk, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        await desk.know("t", since=NEW_YEAR, last=NEW_YEAR + 48 * HOUR)
+        await desk.know("near", since=NEW_YEAR, last=NEW_YEAR + MINUTE)
+        scheduler = desk.scheduler("* * * * * t\n* * * * * near")
+        await desk.at(scheduler, NEW_YEAR)
+        [said] = [one.getMessage() for one in caplog.records if "later than now" in one.getMessage()]
+        assert "item 't' has had its jobs until 2021-01-03 00:00 UTC, which is later than now" in said
+
+        await desk.db.execute(
+            "update graphile_worker._private_known_crontabs set last_execution = $1", NEW_YEAR
+        )
+        await desk.at(scheduler, NEW_YEAR + MINUTE)
+        assert await desk.times() == [NEW_YEAR + MINUTE] * 2
+
     async def test_jobs_with_a_key_replace_each_other(self, desk: Desk) -> None:
         scheduler = desk.scheduler("0 */4 * * * t ?jobKey=foo")
         await desk.at(scheduler, NEW_YEAR + HOUR)
@@ -536,6 +552,7 @@ class TestUnderAWorker:
             scheduler.wake()
             async with asyncio.timeout(20):
                 await done.wait()
+            await heard.until("cron:scheduled")
         assert heard.counts["cron:scheduled"] == 1
 
     async def test_middleware_stands_around_the_adding(self, desk: Desk) -> None:

@@ -66,7 +66,7 @@ class Deadline:
         except TimeoutError as error:
             if self._scope is None or not self._scope.expired():
                 raise  # the task's own
-            raise self.over() from error
+            raise self.over() from error.__cause__  # the cancellation, which says where it was
         finally:
             self._scope = None
 

@@ -136,6 +136,7 @@ class Scheduler(Service):
             await self._session.call(
                 lambda on: database.register(on, self._session.schema, new, start), attempts=1
             )
+        self._warn_of_the_future(known, start)
         self._refused.clear()
         async with aclosing(_chunks(self._missed(known, start))) as chunks:
             async for chunk in chunks:
@@ -145,6 +146,18 @@ class Scheduler(Service):
         self._owed = dict(self._refused)
         self._events.emit(event.CronStarted(worker_pool=self._pool, start=start))
         return _ceil(start)
+
+    def _warn_of_the_future(self, known: Mapping[str, KnownCrontab], start: datetime) -> None:
+        for identifier, item in known.items():
+            if item.last_execution is not None and item.last_execution - start > _MINUTE:
+                self.logger.warning(
+                    "The cron item %r has had its jobs until %s, which is later than now (%s): was a clock "
+                    "wrong? No job of it is added before that. To have them from now on, set its "
+                    "last_execution in _private_known_crontabs to now()",
+                    identifier,
+                    f"{item.last_execution:%Y-%m-%d %H:%M %Z}",
+                    f"{start:%Y-%m-%d %H:%M %Z}",
+                )
 
     def _missed(self, known: Mapping[str, KnownCrontab], start: datetime) -> Iterator[Due]:
         """What nobody has added before the start, as far back as each item wants to have it."""
