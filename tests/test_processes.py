@@ -208,6 +208,23 @@ class TestMembers:
             await heard.until("job:complete", 3)
         assert len({path.read_text() for path in paths}) == 2
 
+    async def test_those_that_are_started_at_once_feel_the_same_pulse(
+        self, database: str, tmp_path: Path
+    ) -> None:
+        """Of two the one that nobody beats would end its job, after a while, as if the worker were frozen."""
+        gates = [gate_at(tmp_path / f"gate{n}") for n in range(3)]
+        paths = [tmp_path / f"told{n}" for n in range(3)]
+        async with WorkerUtils(database) as utils:
+            for path, gate in zip(paths, gates, strict=True):
+                await utils.add_job("wait", {"path": str(path), "gate": str(gate)})
+        heard = Heard()
+        async with running(these("wait"), database, heard=heard, concurrency=3, max_task_processes=3):
+            pids = [await pid_of(path) for path in paths]
+            assert len({_command(psutil.Process(pid))[-1] for pid in pids}) == 1
+            for gate in gates:
+                await _open(gate)
+            await heard.until("job:complete", 3)
+
     @pytest.mark.parametrize(
         ("how", "status"), [("kill", "was killed by SIGKILL"), ("exit", "exited with code 3")]
     )

@@ -140,7 +140,8 @@ class Processes:
         if self._left:
             starting = self._left.pop()
         else:
-            starting = self._threads.run(copy_context(), self._spawn)
+            pulse = self._felt()  # here, for two threads would make two of it, and one would never beat
+            starting = self._threads.run(copy_context(), self._spawn, pulse)
             self._starting.add(starting)
             starting.add_done_callback(self._started)
         try:
@@ -165,9 +166,9 @@ class Processes:
         else:
             self._idle.append(member)
 
-    def _spawn(self) -> Spawned:
+    def _spawn(self, pulse: Pulse) -> Spawned:
         """On a thread: it takes its time, the more so if there is much of a state."""
-        return spawn(written(self._setup()), self._felt().file)
+        return spawn(written(self._setup()), pulse.file)
 
     def _felt(self) -> Pulse:
         if self._pulse is None:
