@@ -154,7 +154,7 @@ class TestUnlock:
             1,
             "Error: This would free 3 jobs and 2 queues. There is nobody to ask here: say --yes to do it.\n",
         )
-        assert await cli.out("unlock", "b") == "Freed 1 job and 1 queues.\n"
+        assert await cli.out("unlock", "b") == "Freed 1 job and 1 queue.\n"
         assert await cli.json("unlock", "-", "--yes", given="a\n") == {
             "workers": ["a"],
             "jobs": 2,
@@ -206,7 +206,7 @@ class TestCleanup:
         await bring_to(db, "failed", (await add(db, max_attempts=1))["id"])
         await db.execute("insert into graphile_worker._private_job_queues (queue_name) values ('empty')")
         await db.execute("insert into graphile_worker._private_tasks (identifier) values ('unused')")
-        assert await cli.out("cleanup") == "Removed 0 jobs, 0 task identifiers and 1 queues.\n"
+        assert await cli.out("cleanup") == "Removed 0 jobs, 0 task identifiers and 1 queue.\n"
         assert await count(db) == 1
         kept = await cli.json("cleanup", "GC_TASK_IDENTIFIERS", "--keep", "unused")
         assert kept == {"jobs": 0, "task_identifiers": 0, "queues": 0}

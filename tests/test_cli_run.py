@@ -289,7 +289,7 @@ async def test_cleanup_removes_and_says_how_much(db: asyncpg.Connection, databas
         command, folder, "-c", database,
         "--cleanup", "DELETE_PERMAFAILED_JOBS,GC_JOB_QUEUES", "--cleanup", "GC_TASK_IDENTIFIERS",
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "Removed 1 jobs, 1 task identifiers and 1 queues\n")
+    assert (done.returncode, done.stdout) == (0, "Removed 1 job, 1 task identifier and 1 queue.\n")
     left = await db.fetch("select identifier from graphile_worker._private_tasks")
     assert [row["identifier"] for row in left] == ["hello"], "the names of our own tasks stay"
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple, Self
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -15,7 +17,7 @@ from graphile_worker.outcome import storable
 from graphile_worker.stats import QueueStats, RunningJob
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
     from datetime import datetime, timedelta
 
     from graphile_worker._db.many import Left
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from graphile_worker.job import Job
     from graphile_worker.stats import FailedJob, Writes
 
+T = TypeVar("T")
 BATCH = 1000
 """Jobs that are changed in one transaction."""
 
@@ -165,46 +168,41 @@ class ManyJobs:
             found += await self._session.call(partial(many.explain_left, schema=self._schema, ids=some))
         return found
 
-    async def pages(
+    def pages(
         self, chosen: JobFilter, *, after: int | None = None, size: int = BATCH
     ) -> AsyncGenerator[list[Job]]:
         """All that are chosen, some at a time, in the order of their ids."""
-        last = -1 if after is None else after
-        while True:
-            filters = {**chosen.parts(), "after_id": last, "first_jobs": size}
-            page = await self._session.call(partial(many.read_page, schema=self._schema, filters=filters))
-            if page:
-                yield page
-            if len(page) < size:
-                return
-            last = page[-1].id
+        return self._paged(many.read_page, attrgetter("id"), chosen, after, size)
 
-    async def ids(
+    def ids(
         self, chosen: JobFilter, *, after: int | None = None, size: int = BATCH
     ) -> AsyncGenerator[list[int]]:
         """The same, but only their ids, which is much faster."""
+        return self._paged(many.read_ids, int, chosen, after, size)
+
+    async def export(self, chosen: JobFilter) -> AsyncGenerator[list[bytes]]:
+        """The same as lines of JSON."""
+        async with aclosing(self._paged(transfer.export_page, itemgetter(0), chosen, None, BATCH)) as pages:
+            async for page in pages:
+                yield [line for _, line in page]
+
+    async def _paged(
+        self,
+        read: Callable[..., Awaitable[list[T]]],
+        id_of: Callable[[T], int],
+        chosen: JobFilter,
+        after: int | None,
+        size: int,
+    ) -> AsyncGenerator[list[T]]:
         last = -1 if after is None else after
         while True:
             filters = {**chosen.parts(), "after_id": last, "first_jobs": size}
-            page = await self._session.call(partial(many.read_ids, schema=self._schema, filters=filters))
+            page = await self._session.call(partial(read, schema=self._schema, filters=filters))
             if page:
                 yield page
             if len(page) < size:
                 return
-            last = page[-1]
-
-    async def export(self, chosen: JobFilter) -> AsyncGenerator[list[bytes]]:
-        """All that are chosen, as lines of JSON, some at a time and in the order of their ids."""
-        after = -1
-        while True:
-            filters = {**chosen.parts(), "after_id": after, "first_jobs": BATCH}
-            lines, last = await self._session.call(
-                partial(transfer.export_page, schema=self._schema, filters=filters)
-            )
-            if not lines:
-                return
-            yield lines
-            after = last
+            last = id_of(page[-1])
 
     async def import_lines(self, lines: Iterable[bytes], *, new_ids: bool) -> AsyncGenerator[Imported]:
         """Put jobs in, all of them or none; yields how far it came.

@@ -111,7 +111,7 @@ async def test_the_command_names_a_killed_node_worker_and_unlocks_it(beside: Sha
         job_id,
     )
     assert f"{pool}, a worker of Node's, has held 1 job" in " ".join((await said("doctor")).split())
-    assert "Freed 1 job and 1 queues" in await said("unlock", pool)
+    assert "Freed 1 job and 1 queue" in await said("unlock", pool)
     job = await existing(beside.db, job_id)
     assert (job["locked_by"], job["attempts"]) == (None, 1)
     assert pool not in await said("workers")

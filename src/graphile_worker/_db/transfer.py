@@ -69,12 +69,12 @@ _scan = json.JSONDecoder()
 
 async def export_page(
     connection: Connection, schema: Schema, filters: Mapping[str, object]
-) -> tuple[list[bytes], int]:
-    """The lines of the first jobs for which the filters hold, and the id of the last of them."""
+) -> list[tuple[int, bytes]]:
+    """The first jobs for which the filters hold: their ids, and their lines."""
     statement, values = composed(schema, statements_for(schema, _FILE)["export_jobs"], filters)
     async with in_order(connection, schema, filters):
         rows = await connection.fetch(statement, *values)
-    return [_line(row) for row in rows], rows[-1]["id"] if rows else 0
+    return [(row["id"], _line(row)) for row in rows]
 
 
 def _line(row: asyncpg.Record) -> bytes:

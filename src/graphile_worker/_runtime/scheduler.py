@@ -40,7 +40,7 @@ _CHUNK = 5000
 _TURN = 200
 """How many of them are made before others on the event loop, such as those jobs, have their turn."""
 _PAUSE = 0.001
-"""And how long that is: long enough for the connection, which has several steps to go before the server works."""
+"""And how long that is: long enough for the connection, which has steps to go before the server works."""
 _MOST_SAID = 500
 _SHORT = timedelta(hours=1)
 _LONGEST_OWED = timedelta(days=1)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphile_worker.cli.flags import queue_of
-from graphile_worker.cli.printing import console, print_object, tell
+from graphile_worker.cli.printing import console, counted, print_object, tell
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
@@ -52,23 +52,14 @@ class Progress:
         self.requested += batch.requested
 
 
-def jobs(count: int) -> str:
-    """So many, in words.
-
-    >>> jobs(1), jobs(12000)
-    ('1 job', '12,000 jobs')
-    """
-    return f"{count:,} job" + ("" if count == 1 else "s")
-
-
 def confirmed(question: str, *, yes: bool) -> bool:
     """Whether it is to be done; asks, and refuses to guess where nobody can be asked."""
     if yes:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise click.ClickException(f"{question} There is nobody to ask here: say --yes to do it.")
-    # While somebody thinks, Ctrl-C is not for the event loop, which does not run. Nor for Python: a signal that
-    # comes just before it reads would not be seen until there is an answer. Nothing is under way: so end.
+    # While somebody thinks, Ctrl-C is not for the event loop, which does not run. Nor for Python: one that
+    # comes just before it reads would not be seen until there is an answer. Nothing is under way.
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         if click.confirm(question, err=True):
@@ -79,7 +70,7 @@ def confirmed(question: str, *, yes: bool) -> bool:
     return False
 
 
-def change_jobs(
+async def change_jobs(
     settings: Mapping[str, Value],
     selection: Selection,
     change: Change,
@@ -90,21 +81,6 @@ def change_jobs(
     as_json: bool,
 ) -> int:
     """Do it, and tell what was done; the exit code."""
-    return asyncio.run(
-        _change_jobs(settings, selection, change, words, yes=yes, dry_run=dry_run, as_json=as_json)
-    )
-
-
-async def _change_jobs(
-    settings: Mapping[str, Value],
-    selection: Selection,
-    change: Change,
-    words: Words,
-    *,
-    yes: bool,
-    dry_run: bool,
-    as_json: bool,
-) -> int:
     async with queue_of(settings) as utils:
         ids = selection.ids
         if selection.only_key is not None:  # one that is named, and that is told of like one with its id
@@ -117,7 +93,7 @@ async def _change_jobs(
         if dry_run:
             _print_plan(total, words, as_json=as_json)
             return 0
-        question = f"This would {words.do} {jobs(total)}."
+        question = f"This would {words.do} {counted(total)}."
         if total > 1 and not confirmed(f"{question} Do it?" if sys.stdin.isatty() else question, yes=yes):
             return 1
         batches = utils.many.change(change, selection.filter if ids is None else ids)
@@ -127,8 +103,8 @@ async def _change_jobs(
         missed = total - len(progress.changed)
         if ids is None and missed > 0 and not progress.interrupted:
             tell(
-                f"{jobs(missed)} of {total:,} not changed: somebody had them locked at that moment, or they "
-                "have run. Run it again for those that are left."
+                f"{counted(missed)} of {total:,} not changed: somebody had them locked at that moment, or "
+                "they have run. Run it again for those that are left."
             )
         if progress.interrupted:
             raise click.Abort
@@ -202,7 +178,7 @@ def _print_plan(total: int, words: Words, *, as_json: bool) -> None:
     if as_json:
         print_object({"dry_run": True, "jobs": total})
     else:
-        click.echo(f"This would {words.do} {jobs(total)}.")
+        click.echo(f"This would {words.do} {counted(total)}.")
 
 
 def _print_result(progress: Progress, words: Words, left: Mapping[str, list[Any]], *, as_json: bool) -> None:
@@ -219,7 +195,7 @@ def _print_result(progress: Progress, words: Words, left: Mapping[str, list[Any]
         asked = ""
         if progress.requested:
             asked = f" Asked for {progress.requested:,} that run; workers of Node or Rust do not hear it."
-        click.echo(f"{words.done} {jobs(count)}{few}.{asked}")
+        click.echo(f"{words.done} {counted(count)}{few}.{asked}")
     if progress.interrupted:
         tell_interrupted(progress)
     _tell_of(left["missing"], lambda job_id: f"There is no job {job_id}.")
@@ -233,8 +209,8 @@ def _print_result(progress: Progress, words: Words, left: Mapping[str, list[Any]
 def tell_interrupted(progress: Progress) -> None:
     """How far it came."""
     tell(
-        f"Interrupted: {jobs(len(progress.changed))} of {progress.total:,} changed, the others are as they "
-        "were. Run it again to go on."
+        f"Interrupted: {counted(len(progress.changed))} of {progress.total:,} changed, the others are as "
+        "they were. Run it again to go on."
     )
 
 

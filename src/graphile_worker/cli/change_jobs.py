@@ -46,7 +46,7 @@ def _change(
     if name == "retry" and chosen.state is None and chosen.key is None:
         selection = selection._replace(filter=msgspec.structs.replace(chosen, state="failed"))
     change: Change = getattr(Change, name)(**values)
-    return change_jobs(settings, selection, change, Words(**words), **arguments)
+    return asyncio.run(change_jobs(settings, selection, change, Words(**words), **arguments))
 
 
 @verb("complete", "complete 42 43", "complete --task send_email --state failed")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphile_worker.cli.flags import json_flag, queue_of, verb, yes_flag
-from graphile_worker.cli.printing import Column, clean, print_object, printed_rows, tell
+from graphile_worker.cli.printing import Column, clean, cleaned_up, counted, print_object, printed_rows, tell
 from graphile_worker.cli.selection import words_of_stdin
 from graphile_worker.cli.settings import duration
 
@@ -50,7 +50,7 @@ def unlock(
 async def _unlock(
     settings: Mapping[str, Value], names: list[str], *, force: bool, yes: bool, as_json: bool
 ) -> int:
-    from graphile_worker.cli.bulk import confirmed, jobs  # noqa: PLC0415
+    from graphile_worker.cli.bulk import confirmed  # noqa: PLC0415
 
     async with queue_of(settings) as utils:
         known = {worker.id: worker for worker in await utils.workers()}
@@ -58,7 +58,7 @@ async def _unlock(
         if not force:
             _refuse_living(found)
         held, queues = sum(one.jobs for one in found), sum(one.queues for one in found)
-        question = f"This would free {jobs(held)} and {queues:,} queues."
+        question = f"This would free {counted(held)} and {counted(queues, 'queue')}."
         if held > 1 and not confirmed(question, yes=yes):
             return 1
         await utils.force_unlock_workers([one.id for one in found])
@@ -68,7 +68,7 @@ async def _unlock(
             {"workers": [one.id for one in found], "jobs": held, "queues": queues, "missing": missing}
         )
     elif found:
-        click.echo(f"Freed {jobs(held)} and {queues:,} queues.")
+        click.echo(f"Freed {counted(held)} and {counted(queues, 'queue')}.")
     for name in missing:
         tell(f"No worker {clean(name)!r} is known, and none of that name holds anything.")
     return 1 if missing else 0
@@ -117,8 +117,6 @@ def _part(word: str) -> str:
 async def _cleanup(
     settings: Mapping[str, Value], chosen: list[str], keep: Sequence[str], *, yes: bool, as_json: bool
 ) -> int:
-    from graphile_worker.cli.bulk import jobs  # noqa: PLC0415
-
     async with queue_of(settings) as utils:
         removed = await _remove_failed(utils, yes=yes) if "failed-jobs" in chosen else 0
         if removed is None:
@@ -133,21 +131,18 @@ async def _cleanup(
             {"jobs": removed, "task_identifiers": cleaned.task_identifiers, "queues": cleaned.queues}
         )
     else:
-        click.echo(
-            f"Removed {jobs(removed)}, {cleaned.task_identifiers:,} task identifiers and "
-            f"{cleaned.queues:,} queues."
-        )
+        click.echo(cleaned_up(removed, cleaned.task_identifiers, cleaned.queues))
     return 0
 
 
 async def _remove_failed(utils: WorkerUtils, *, yes: bool) -> int | None:
     """How many jobs were removed; None if they are not to be."""
-    from graphile_worker.cli.bulk import Words, confirmed, jobs, tell_interrupted, work_through  # noqa: PLC0415
+    from graphile_worker.cli.bulk import Words, confirmed, tell_interrupted, work_through  # noqa: PLC0415
     from graphile_worker.many_jobs import Change, JobFilter  # noqa: PLC0415
 
     change, failed = Change.complete(), JobFilter(state="failed")
     total = await utils.many.count(failed, change)
-    if total > 1 and not confirmed(f"This would remove {jobs(total)} that failed for good.", yes=yes):
+    if total > 1 and not confirmed(f"This would remove {counted(total)} that failed for good.", yes=yes):
         return None
     words = Words(do="remove", done="Removed")
     progress = await work_through(utils.many.change(change, failed), total, words)

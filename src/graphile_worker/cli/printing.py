@@ -50,6 +50,26 @@ class Column(Generic[T]):
     """Whether it takes several lines then, and is not cut."""
 
 
+def counted(count: int, noun: str = "job") -> str:
+    """So many, in words.
+
+    >>> counted(1), counted(12000, "queue")
+    ('1 job', '12,000 queues')
+    """
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def cleaned_up(jobs: int, identifiers: int, queues: int) -> str:
+    """What a cleanup has removed.
+
+    >>> cleaned_up(0, 2, 1)
+    'Removed 0 jobs, 2 task identifiers and 1 queue.'
+    """
+    return (
+        f"Removed {counted(jobs)}, {counted(identifiers, 'task identifier')} and {counted(queues, 'queue')}."
+    )
+
+
 def on_terminal() -> bool:
     """Whether a person reads it."""
     return sys.stdout.isatty()

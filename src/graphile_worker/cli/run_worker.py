@@ -20,6 +20,7 @@ from graphile_worker.app import App
 from graphile_worker.cli import logs
 from graphile_worker.cli.control import Control
 from graphile_worker.cli.exits import BREAKING_MIGRATION, end_by
+from graphile_worker.cli.printing import cleaned_up
 from graphile_worker.cli.settings import unknown_variables
 from graphile_worker.client import WorkerUtils
 from graphile_worker.emitter import Events
@@ -261,8 +262,7 @@ def _clean_up(settings: Mapping[str, Value], tasks_of: str | None, names: Sequen
     # Workers remember the numbers of their tasks, so the names of ours are kept.
     needed = tasks_of is not None or CleanupTask.GC_TASK_IDENTIFIERS in chosen
     what = load(settings, tasks_of) if needed else {}
-    jobs, identifiers, queues = asyncio.run(_cleaned(settings, what, chosen))
-    click.echo(f"Removed {jobs} jobs, {identifiers} task identifiers and {queues} queues")
+    click.echo(cleaned_up(*asyncio.run(_cleaned(settings, what, chosen))))
 
 
 async def _cleaned(settings: Mapping[str, Value], what: App | Tasks, chosen: list[str]) -> Cleaned:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from graphile_worker.cli.flags import json_flag, queue_of, verb
-from graphile_worker.cli.printing import console, print_object, tell
+from graphile_worker.cli.printing import console, counted, print_object, tell
 from graphile_worker.cli.selection import filter_flags, taken_filter
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ def export_jobs(settings: Mapping[str, Value], *, output: str, **arguments: Any)
 
 
 async def _export(settings: Mapping[str, Value], output: BinaryIO, chosen: JobFilter) -> None:
-    from graphile_worker.cli.bulk import jobs  # noqa: PLC0415
-
     count = 0
     async with queue_of(settings) as utils:
         with _counter("Export jobs") as show:
@@ -49,7 +47,7 @@ async def _export(settings: Mapping[str, Value], output: BinaryIO, chosen: JobFi
                     count += len(lines)
                     show(count)
     output.flush()
-    tell(f"Exported {jobs(count)}.")
+    tell(f"Exported {counted(count)}.")
 
 
 @verb("import", "import jobs.jsonl", "import jobs.jsonl --new-ids", "import - < jobs.jsonl")
@@ -67,8 +65,6 @@ def import_jobs(settings: Mapping[str, Value], *, file: BinaryIO, new_ids: bool,
 
 
 async def _import(settings: Mapping[str, Value], file: BinaryIO, *, new_ids: bool, as_json: bool) -> None:
-    from graphile_worker.cli.bulk import jobs  # noqa: PLC0415
-
     count = 0
     async with queue_of(settings) as utils:
         with _counter("Import jobs") as show:
@@ -79,7 +75,7 @@ async def _import(settings: Mapping[str, Value], file: BinaryIO, *, new_ids: boo
     if as_json:
         print_object({"imported": count})
     else:
-        click.echo(f"Imported {jobs(count)}.")
+        click.echo(f"Imported {counted(count)}.")
 
 
 @contextmanager
