@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphile_worker.cli.flags import queue_of
-from graphile_worker.cli.printing import console, counted, print_object, tell
+from graphile_worker.cli.printing import console, print_object, tell
+from graphile_worker.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
@@ -93,7 +94,7 @@ async def change_jobs(
         if dry_run:
             _print_plan(total, words, as_json=as_json)
             return 0
-        question = f"This would {words.do} {counted(total)}."
+        question = f"This would {words.do} {counted(total, 'job')}."
         if total > 1 and not confirmed(f"{question} Do it?" if sys.stdin.isatty() else question, yes=yes):
             return 1
         batches = utils.many.change(change, selection.filter if ids is None else ids)
@@ -103,8 +104,8 @@ async def change_jobs(
         missed = total - len(progress.changed)
         if ids is None and missed > 0 and not progress.interrupted:
             tell(
-                f"{counted(missed)} of {total:,} not changed: somebody had them locked at that moment, or "
-                "they have run. Run it again for those that are left."
+                f"{counted(missed, 'job')} of {total:,} not changed: somebody had them locked at that "
+                "moment, or they have run. Run it again for those that are left."
             )
         if progress.interrupted:
             raise click.Abort
@@ -178,7 +179,7 @@ def _print_plan(total: int, words: Words, *, as_json: bool) -> None:
     if as_json:
         print_object({"dry_run": True, "jobs": total})
     else:
-        click.echo(f"This would {words.do} {counted(total)}.")
+        click.echo(f"This would {words.do} {counted(total, 'job')}.")
 
 
 def _print_result(progress: Progress, words: Words, left: Mapping[str, list[Any]], *, as_json: bool) -> None:
@@ -195,7 +196,7 @@ def _print_result(progress: Progress, words: Words, left: Mapping[str, list[Any]
         asked = ""
         if progress.requested:
             asked = f" Asked for {progress.requested:,} that run; workers of Node or Rust do not hear it."
-        click.echo(f"{words.done} {counted(count)}{few}.{asked}")
+        click.echo(f"{words.done} {counted(count, 'job')}{few}.{asked}")
     if progress.interrupted:
         tell_interrupted(progress)
     _tell_of(left["missing"], lambda job_id: f"There is no job {job_id}.")
@@ -209,8 +210,8 @@ def _print_result(progress: Progress, words: Words, left: Mapping[str, list[Any]
 def tell_interrupted(progress: Progress) -> None:
     """How far it came."""
     tell(
-        f"Interrupted: {counted(len(progress.changed))} of {progress.total:,} changed, the others are as "
-        "they were. Run it again to go on."
+        f"Interrupted: {counted(len(progress.changed), 'job')} of {progress.total:,} changed, the others are "
+        "as they were. Run it again to go on."
     )
 
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphile_worker.cli.flags import json_flag, queue_of, verb, yes_flag
-from graphile_worker.cli.printing import Column, clean, cleaned_up, counted, print_object, printed_rows, tell
+from graphile_worker.cli.printing import Column, clean, cleaned_up, print_object, printed_rows, tell
 from graphile_worker.cli.selection import words_of_stdin
 from graphile_worker.cli.settings import duration
+from graphile_worker.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -58,7 +59,7 @@ async def _unlock(
         if not force:
             _refuse_living(found)
         held, queues = sum(one.jobs for one in found), sum(one.queues for one in found)
-        question = f"This would free {counted(held)} and {counted(queues, 'queue')}."
+        question = f"This would free {counted(held, 'job')} and {counted(queues, 'queue')}."
         if held > 1 and not confirmed(question, yes=yes):
             return 1
         await utils.force_unlock_workers([one.id for one in found])
@@ -68,7 +69,7 @@ async def _unlock(
             {"workers": [one.id for one in found], "jobs": held, "queues": queues, "missing": missing}
         )
     elif found:
-        click.echo(f"Freed {counted(held)} and {counted(queues, 'queue')}.")
+        click.echo(f"Freed {counted(held, 'job')} and {counted(queues, 'queue')}.")
     for name in missing:
         tell(f"No worker {clean(name)!r} is known, and none of that name holds anything.")
     return 1 if missing else 0
@@ -142,7 +143,9 @@ async def _remove_failed(utils: WorkerUtils, *, yes: bool) -> int | None:
 
     change, failed = Change.complete(), JobFilter(state="failed")
     total = await utils.many.count(failed, change)
-    if total > 1 and not confirmed(f"This would remove {counted(total)} that failed for good.", yes=yes):
+    if total > 1 and not confirmed(
+        f"This would remove {counted(total, 'job')} that failed for good.", yes=yes
+    ):
         return None
     words = Words(do="remove", done="Removed")
     progress = await work_through(utils.many.change(change, failed), total, words)

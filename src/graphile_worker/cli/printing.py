@@ -17,6 +17,7 @@ import click
 
 from graphile_worker.cli import times
 from graphile_worker.payload import encode_stored
+from graphile_worker.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,24 +51,14 @@ class Column(Generic[T]):
     """Whether it takes several lines then, and is not cut."""
 
 
-def counted(count: int, noun: str = "job") -> str:
-    """So many, in words.
-
-    >>> counted(1), counted(12000, "queue")
-    ('1 job', '12,000 queues')
-    """
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
 def cleaned_up(jobs: int, identifiers: int, queues: int) -> str:
     """What a cleanup has removed.
 
     >>> cleaned_up(0, 2, 1)
     'Removed 0 jobs, 2 task identifiers and 1 queue.'
     """
-    return (
-        f"Removed {counted(jobs)}, {counted(identifiers, 'task identifier')} and {counted(queues, 'queue')}."
-    )
+    names = counted(identifiers, "task identifier")
+    return f"Removed {counted(jobs, 'job')}, {names} and {counted(queues, 'queue')}."
 
 
 def on_terminal() -> bool:

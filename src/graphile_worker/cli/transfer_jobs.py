@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from graphile_worker.cli.flags import json_flag, queue_of, verb
-from graphile_worker.cli.printing import console, counted, print_object, tell
+from graphile_worker.cli.printing import console, print_object, tell
 from graphile_worker.cli.selection import filter_flags, taken_filter
+from graphile_worker.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -47,7 +48,7 @@ async def _export(settings: Mapping[str, Value], output: BinaryIO, chosen: JobFi
                     count += len(lines)
                     show(count)
     output.flush()
-    tell(f"Exported {counted(count)}.")
+    tell(f"Exported {counted(count, 'job')}.")
 
 
 @verb("import", "import jobs.jsonl", "import jobs.jsonl --new-ids", "import - < jobs.jsonl")
@@ -75,7 +76,7 @@ async def _import(settings: Mapping[str, Value], file: BinaryIO, *, new_ids: boo
     if as_json:
         print_object({"imported": count})
     else:
-        click.echo(f"Imported {counted(count)}.")
+        click.echo(f"Imported {counted(count, 'job')}.")
 
 
 @contextmanager

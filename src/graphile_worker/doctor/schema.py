@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from graphile_worker._db import contract, symptoms
 from graphile_worker._db.sql import quote_identifier
 from graphile_worker._db.steps import REVISION
-from graphile_worker.doctor.finding import Finding, Level, some
+from graphile_worker.doctor.finding import Finding, Level
+from graphile_worker.wording import some
 
 if TYPE_CHECKING:
     from graphile_worker._db.contract import Difference

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from graphile_worker._db import exchange, symptoms, workers
 from graphile_worker._db.failures import translated
 from graphile_worker._db.listen import listening
-from graphile_worker.doctor.finding import Finding, Level, counted
+from graphile_worker.doctor.finding import Finding, Level
+from graphile_worker.wording import counted
 
 if TYPE_CHECKING:
     from datetime import timedelta

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from graphile_worker._db import queries, symptoms, workers
-from graphile_worker.doctor.finding import Finding, Level, counted, lasting, some
+from graphile_worker.doctor.finding import Finding, Level, lasting
 from graphile_worker.liveness import MOST_OF_TASKS
+from graphile_worker.wording import counted, some
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
