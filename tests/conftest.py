@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
+from hypothesis import HealthCheck, settings
 
 from graphile_worker.testing import Databases, running_server
 from graphile_worker.testing.servers import fastest_folder
@@ -17,6 +18,10 @@ from support.postgres import Installation, installations
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+# How long an example takes says more of what else the machine does than of what is tested.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 
 def _by_age() -> list[object]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from graphile_worker import ConfigurationError, CronItem
@@ -87,12 +87,12 @@ class TestTheNext:
         assert item("0 8 * * *").next_after(utc(2030, 1, 1, 7, 59, 59)) == utc(2030, 1, 1, 8)
 
     def test_29_february_may_be_eight_years_away_and_is_found_at_once(self) -> None:
-        begun = time.perf_counter()
+        begun = time.process_time()
         assert item("59 23 29 2 *").next_after(utc(2096, 3, 1)) == utc(2104, 2, 29, 23, 59)
         paris = item("59 23 29 2 *", "Europe/Paris").next_after(utc(2096, 3, 1))
         assert paris == utc(2104, 2, 29, 22, 59)
         # Minutes would be millions; this is no measurement, it only tells one from the other.
-        assert time.perf_counter() - begun < 2
+        assert time.process_time() - begun < 2
 
     @pytest.mark.parametrize("tz", [None, "Europe/Paris"])
     def test_31_february_never_comes(self, tz: str | None) -> None:
@@ -251,7 +251,6 @@ def fires(fields: Fields, zone: ZoneInfo, at: datetime) -> bool:
 
 
 class TestAgainstBruteForce:
-    @settings(deadline=None)
     @given(FIELDS, CHANGES, st.integers(0, 8 * 60))
     def test_around_changes_of_clocks(self, fields: Fields, change: tuple[str, datetime], later: int) -> None:
         tz, start = change
@@ -270,7 +269,6 @@ class TestAgainstBruteForce:
             at for at in (start + MINUTE * n for n in range(1, 20 * 60 + 1)) if cron.matches(at)
         ] == expected
 
-    @settings(deadline=None)
     @given(
         FIELDS,
         st.sampled_from([2024, 2025, 2028, 2096, 2100, 2104]),
@@ -284,7 +282,6 @@ class TestAgainstBruteForce:
         found = item(fields.pattern).occurrences(start, start + 10 * DAY - MINUTE)
         assert list(islice(found, 100)) == expected
 
-    @settings(deadline=None)
     @given(FIELDS, st.datetimes(datetime(1990, 1, 1), datetime(2110, 1, 1)))  # noqa: DTZ001
     def test_none_is_left_out_between_a_moment_and_the_next(self, fields: Fields, moment: datetime) -> None:
         """By days, for years are too many minutes."""

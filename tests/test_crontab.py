@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from graphile_worker import (
@@ -215,7 +215,6 @@ class TestRefusing:
         with pytest.raises(ConfigurationError, match="cannot be read"):
             load_crontab(tmp_path / "crontab")
 
-    @settings(deadline=None)
     @given(st.text())
     @example("\ufeff")
     @example("9" * 5000 + " * * * * t ?max=" + "9" * 5000 + "&fill=" + "9" * 5000 + "w")
@@ -335,7 +334,6 @@ ITEMS = st.builds(
 
 
 class TestWriting:
-    @settings(deadline=None)
     @given(st.lists(ITEMS, max_size=3, unique_by=lambda item: item.identifier))
     def test_what_was_written_and_read_again_is_the_same(self, items: list[CronItem]) -> None:
         text = format_crontab(items)

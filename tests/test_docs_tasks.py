@@ -476,9 +476,11 @@ async def test_what_the_page_on_tasks_says_of_batches(database: str) -> None:
 
 
 def test_an_app_closes_its_connections_by_itself(database: str) -> None:
+    # In its development mode asyncio warns of steps that take long, as on a busy machine they may.
     program = f"""
-import asyncio
+import asyncio, logging
 from graphile_worker import App
+logging.getLogger("asyncio").setLevel("ERROR")
 
 app = App(dsn={database!r})
 
