@@ -50,7 +50,7 @@ def test_a_signal_ends_all_that_was_started(tmp_path: Path, number: signal.Signa
         assert len(children) >= 3
         process.send_signal(number)
         assert process.wait(30) == 130
-    assert not psutil.wait_procs(children, timeout=5)[1]
+    assert not psutil.wait_procs(children, timeout=30)[1]
 
 
 def test_workers_do_not_outlive_whoever_started_them(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_workers_do_not_outlive_whoever_started_them(tmp_path: Path) -> None:
         children = psutil.Process(process.pid).children(recursive=True)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    assert not psutil.wait_procs(children, timeout=10)[1]
+    assert not psutil.wait_procs(children, timeout=30)[1]
 
 
 @pytest.mark.parametrize(

@@ -372,10 +372,13 @@ class TestHealth:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
         async with worker(folder, database, "--health", port) as running:
-            await running.until("Worker connected")
-            async with worker(folder, database, "health", "--health", port) as asked:
-                assert await asked.end() == 0
-            assert "ready, 0 of 1 slots busy" in asked.text
+            await running.until("Worker connected")  # and in a moment it is ready
+
+            async def is_ready() -> bool:
+                async with worker(folder, database, "health", "--health", port) as asked:
+                    return await asked.end() == 0 and "ready, 0 of 1 slots busy" in asked.text
+
+            await until(is_ready, "it is ready")
             async with worker(folder, database, "--health", port, "health", "--live", "--json") as asked:
                 assert await asked.end() == 0
             assert json.loads(asked.text)["live"] is True

@@ -84,7 +84,7 @@ async def test_bulk_pairs_jobs_with_specs_by_what_they_contain(utils: WorkerUtil
             f"t{n * 7 % 5}",
             {"n": n // 2},
             queue_name=f"q{n % 3}" if n % 2 else None,
-            run_at=[None, LATER, timedelta(seconds=n)][n % 3],
+            run_at=[None, LATER, timedelta(minutes=n)][n % 3],
             priority=n % 4 or None,
             max_attempts=n % 5 or None,
             flags=["a", "b"] if n % 2 else None,

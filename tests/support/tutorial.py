@@ -48,6 +48,7 @@ class Reader:
         self._replacements = replacements
         self._worker: subprocess.Popen[str] | None = None
         self._lines: SimpleQueue[str] = SimpleQueue()
+        self._reading = Thread()
         here = str(Path(sys.executable).parent)
         self._environment = {**os.environ, "PATH": f"{here}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
 
@@ -116,7 +117,8 @@ class Reader:
             text=True,
         )
         self._lines = SimpleQueue()
-        Thread(target=_read, args=(worker, self._lines), daemon=True).start()
+        self._reading = Thread(target=_read, args=(worker, self._lines), daemon=True)
+        self._reading.start()
 
     def _see(self, shown: str) -> None:
         """What the worker says next."""
@@ -133,6 +135,7 @@ class Reader:
         if self._worker is not None:
             self._worker.send_signal(signal.SIGINT)
             self._worker.wait(_DEADLINE)
+            self._reading.join(_DEADLINE)  # so that all is read, and by nobody any more
             while not self._lines.empty():
                 assert "Traceback" not in self._lines.get()
             assert self._worker.stdout is not None
