@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
 import shutil
@@ -49,6 +50,22 @@ async def until_stopped(folder: Path) -> None:
         return postmaster(folder) is None
 
     await until(stopped, f"the server in {folder} stops")
+
+
+def servers(folder: Path) -> list[psutil.Process]:
+    """All that run in the folder: not what stops them, nor their children, who begin as their doubles."""
+    data = str(folder / "data")
+    found = {
+        process.pid: process
+        for process in psutil.process_iter(["cmdline", "ppid"])
+        if data in (words := process.info["cmdline"] or []) and Path(words[0]).name == "postgres"
+    }
+    return [process for process in found.values() if process.info["ppid"] not in found]
+
+
+def watchers(folder: Path) -> list[psutil.Process]:
+    lock = str(folder / "users.lock")
+    return [p for p in psutil.process_iter(["cmdline"]) if lock in (p.info["cmdline"] or [])]
 
 
 def user_process(folder: Path) -> subprocess.Popen[str]:
@@ -112,10 +129,7 @@ async def test_ten_processes_that_start_at_once_share_one_server(short_folder: P
     processes = [user_process(short_folder) for _ in range(10)]
 
     assert len({first_line(process) for process in processes}) == 1
-    data = str(short_folder / "data")
-    servers = [p for p in psutil.process_iter(["cmdline"]) if data in (p.info["cmdline"] or [])]
-    watchers = [p for p in servers if any("watcher" in word for word in p.info["cmdline"])]
-    assert (len(servers) - len(watchers), len(watchers)) == (1, 1)
+    assert (len(servers(short_folder)), len(watchers(short_folder))) == (1, 1)
 
     for process in processes:
         process.communicate("")
@@ -142,16 +156,11 @@ async def test_it_stops_when_its_last_user_crashes(short_folder: Path) -> None:
 
 async def test_a_new_user_brings_a_killed_watcher_back(short_folder: Path) -> None:
     with EmbeddedPostgres(short_folder):
-        for process in psutil.process_iter(["cmdline"]):
-            words = process.info["cmdline"] or []
-            if str(short_folder / "users.lock") in words:
-                process.send_signal(signal.SIGKILL)
-                process.wait()
+        for process in watchers(short_folder):
+            process.send_signal(signal.SIGKILL)
+            process.wait()
         with EmbeddedPostgres(short_folder):
-            watchers = [
-                p for p in psutil.process_iter(["cmdline"]) if str(short_folder / "users.lock") in str(p.info)
-            ]
-            assert len(watchers) == 1
+            assert len(watchers(short_folder)) == 1
     await until_stopped(short_folder)
 
 
@@ -171,6 +180,27 @@ async def test_a_killed_server_starts_again(short_folder: Path) -> None:
         assert (short_folder / "data" / "postmaster.pid").exists()
         with EmbeddedPostgres(short_folder) as server:
             assert await query(server.dsn(), "select 1") == 1
+
+
+async def test_it_does_so_once_the_children_of_the_killed_one_have_ended(short_folder: Path) -> None:
+    with EmbeddedPostgres(short_folder):
+        running = postmaster(short_folder)
+        assert running is not None
+        child, *_ = running.children()
+        child.suspend()
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+        server = EmbeddedPostgres(short_folder)
+        starting = asyncio.create_task(asyncio.to_thread(server.start))
+
+        async def refused() -> bool:
+            return "is still in use" in server.log.read_text()
+
+        await until(refused, "PostgreSQL does not start beside it")
+        child.resume()
+        await starting
+        assert await query(server.dsn(), "select 1") == 1
+        server.close()
 
 
 async def test_what_a_crash_left_is_stale_even_if_the_number_is_another_process_now(
@@ -199,8 +229,8 @@ async def test_a_starter_killed_while_it_makes_the_cluster_does_not_disturb_the_
     for _ in range(5):
         with user_process(short_folder) as starter:
 
-            async def at_work() -> bool:
-                return bool(list(short_folder.glob("initdb-*")))
+            async def at_work() -> bool:  # or done with it, if we were away meanwhile
+                return bool(list(short_folder.glob("initdb-*"))) or (short_folder / "data").exists()
 
             await until(at_work, "initdb begins")
             starter.kill()
@@ -213,12 +243,8 @@ async def test_the_last_to_leave_finds_it_stopped() -> None:
     with tempfile.TemporaryDirectory(dir=fastest_folder()) as folder:
         Path(folder).chmod(0o755)
         with EmbeddedPostgres(Path(folder, "pg")):
-            data = str(Path(folder, "pg", "data"))
-            assert [p for p in psutil.process_iter(["cmdline"]) if data in (p.info["cmdline"] or [])]
-        running = [
-            p.info["cmdline"] for p in psutil.process_iter(["cmdline"]) if data in (p.info["cmdline"] or [])
-        ]
-    assert not [command for command in running if "watcher" not in str(command)]
+            assert servers(Path(folder, "pg"))
+        assert not servers(Path(folder, "pg"))
 
 
 async def test_a_forked_child_does_not_hold_the_lock_on(short_folder: Path) -> None:

@@ -34,12 +34,14 @@ _START_TIMEOUT = 60
 _BEGINNING = 1.0
 """How long a server may exist before it has a socket."""
 _POLL = 0.02
+_AFTERMATH = 10.0
+"""How long the children of a killed server may take to notice that, and end."""
 _LOG_TAIL = 15
 _LONGEST_SOCKET_FOLDER = 80
 """Systems allow 103 to 107 bytes for a socket's whole name."""
 
-# Only the number is replaced: the rest of the file lets PostgreSQL wait for children that outlived a killed
-# server. A socket's lock file has nothing of that kind.
+# Only the number is replaced: by the rest of the file PostgreSQL sees children that outlived a killed server,
+# and does not start beside them. A socket's lock file has nothing of that kind.
 _FORGET_CRASHED_SERVER = """
   sed "1s/.*/$1/" "$2" > "$2.new" && mv "$2.new" "$2"
   rm -f "$3"/.s.PGSQL.*
@@ -127,19 +129,29 @@ class Cluster:
             "port": str(5432 if port is None else port),
         }
         options = " ".join(f"-c {shlex.quote(f'{name}={value}')}" for name, value in settings.items())
-        self._call(
-            self._binaries.program("pg_ctl"),
-            "start",
-            "--wait",
-            f"--timeout={_START_TIMEOUT}",
-            f"--pgdata={self._data}",
-            f"--log={self.log}",
-            f"--options={options}",
-        )
+        self._begin(options)
         running = self.find_running()
         if running is None:
             raise EmbeddedServerError(f"The server in {self._path} ended at once.{self._tail()}")
         return running
+
+    def _begin(self, options: str) -> None:
+        patience = time.monotonic() + _AFTERMATH
+        while True:
+            try:
+                return self._call(
+                    self._binaries.program("pg_ctl"),
+                    "start",
+                    "--wait",
+                    f"--timeout={_START_TIMEOUT}",
+                    f"--pgdata={self._data}",
+                    f"--log={self.log}",
+                    f"--options={options}",
+                )
+            except EmbeddedServerError as error:
+                if "is still in use" not in str(error) or time.monotonic() > patience:
+                    raise
+            time.sleep(_POLL)
 
     def stop(self) -> None:
         """Stop the server, if it runs, and wait until it has."""
