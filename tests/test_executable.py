@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from datetime import UTC, datetime
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
@@ -15,8 +14,12 @@ from graphile_worker import Drained, WorkerUtils, run_once
 from graphile_worker.executable import Executable
 from graphile_worker.testing import Databases
 from support.jobs import existing
+from support.programs import lives
 from support.waiting import until
 from support.workers import Heard, locked, running
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture(scope="session")
@@ -141,22 +144,11 @@ async def test_at_shutdown_it_is_killed_with_all_that_it_started_and_runs_again(
     numbers = [int(number) for number in pids.read_text().split()]
 
     async def gone() -> bool:
-        return not any(_lives(number) for number in numbers)
+        return not any(lives(number) for number in numbers)
 
     await until(gone, "the whole group is gone")
     row = await existing(db, job.id)
     assert (row["locked_by"], row["attempts"]) == (None, 0)
-
-
-def _lives(number: int) -> bool:
-    stat = Path(f"/proc/{number}/stat")
-    if Path("/proc").is_dir():
-        return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
-    try:
-        os.kill(number, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 async def test_what_it_started_is_killed_also_if_it_goes_quietly_itself(
@@ -176,7 +168,7 @@ async def test_what_it_started_is_killed_also_if_it_goes_quietly_itself(
         await runner.stop(grace=0)
 
     async def gone() -> bool:
-        return not _lives(int(pid.read_text()))
+        return not lives(int(pid.read_text()))
 
     await until(gone, "what it started is gone")
     assert await locked(db) == []

@@ -46,7 +46,7 @@ class Crop:
 @task(executor="process")
 def tell(path: str, ctx: JobContext) -> None:
     """Who runs it."""
-    Path(path).write_text(f"{os.getpid()} {os.getppid()} {ctx.worker_id}")
+    say_pid(path, os.getppid(), ctx.worker_id)
 
 
 @task(executor="process")
@@ -256,7 +256,7 @@ def loose(crop: Crop) -> None: ...
 def typed_job(n: int) -> None: ...
 
 
-def say_pid(path: str, *more: int) -> None:
+def say_pid(path: str, *more: object) -> None:
     """In one piece, for somebody waits for it."""
     whole = Path(f"{path}.part")
     whole.write_text(" ".join(map(str, (os.getpid(), *more))))

@@ -8,6 +8,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 if TYPE_CHECKING:
@@ -50,6 +51,14 @@ class Program:
 
     def send(self, number: int) -> None:
         self.process.send_signal(number)
+
+
+def lives(pid: int) -> bool:
+    """Whether that process runs. It may end while we ask."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @contextlib.asynccontextmanager
