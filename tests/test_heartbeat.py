@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 VICTIM = Path(__file__).parent / "support" / "victim.py"
 SHORT: dict[str, Any] = {"heartbeat_interval": 0.3, "fast_lease": 1.2, "lease": 4.0}
 """As the defaults, but seven times shorter."""
+ROOMY: dict[str, Any] = {"heartbeat_interval": 1.0, "fast_lease": 4.0, "lease": 16.0}
+"""Half as long as the defaults: for tests in which a machine that pauses a process must not use it up."""
 
 
 @pytest.fixture(scope="session")
@@ -192,8 +194,8 @@ class TestDeath:
         heard, gate = Heard(), Gate()
         gate.open()
         async with (
-            victim(database, concurrency=5) as worker,
-            running({"other": nothing}, database, heard=heard, **SHORT),
+            victim(database, concurrency=5, **ROOMY) as worker,
+            running({"other": nothing}, database, heard=heard, **ROOMY),
         ):
             for queue in (None, None, "q"):
                 await add(db, "sleep", payload=60, queue_name=queue)
@@ -201,7 +203,7 @@ class TestDeath:
             killed = time.monotonic()
             worker.send(signal.SIGKILL)
             event = await heard.until("worker:recovered")
-            assert time.monotonic() - killed < 1.2 * 15 / 8
+            assert time.monotonic() - killed < ROOMY["fast_lease"] * 15 / 8
             assert len(event.recovered.jobs) == 3
             assert event.recovered.queues == ["q"]
         async with running({"sleep": gate}, database, concurrency=3, **SHORT):
@@ -251,13 +253,13 @@ class TestDeath:
     ) -> None:
         heard = Heard()
         async with (
-            victim(database) as worker,
+            victim(database, lease=16.0) as worker,
             running({"other": nothing}, database, heard=heard, **SHORT),
         ):
             await add(db, "sleep", payload=4)
             await worker.until("begun")
             worker.send(signal.SIGSTOP)
-            await asyncio.sleep(2)  # the freeze itself
+            await asyncio.sleep(2)  # the freeze itself: longer than the fast lease
             worker.send(signal.SIGCONT)
             await worker.until("ended")
             await until(lambda: is_idle(db), "the job is recorded")
@@ -268,7 +270,7 @@ class TestDeath:
     ) -> None:
         heard = Heard()
         async with (
-            victim(database) as worker,
+            victim(database, lease=16.0) as worker,
             running({"other": nothing}, database, heard=heard, **SHORT),
         ):
             await add(db, "hold_gil", payload=2)
@@ -344,13 +346,15 @@ class TestGivingUp:
         self, db: asyncpg.Connection, database: str
     ) -> None:
         heard, watcher, gate = Heard(), Heard(), Gate()
+        lease = {**SHORT, "fast_lease": 3.0, "lease": 12.0}  # there is time to connect again
         async with (
-            running({"task": gate}, database, heard=heard, **SHORT) as runner,
-            running({"other": nothing}, database, heard=watcher, **SHORT),
+            running({"task": gate}, database, heard=heard, **lease) as runner,
+            running({"other": nothing}, database, heard=watcher, **lease),
         ):
             await add(db)
             await gate.until_begun()
-            for _ in range(4):
+            began = time.monotonic()
+            while time.monotonic() - began < lease["fast_lease"] * 1.5:
                 await db.execute(
                     """select pg_terminate_backend(pid) from pg_stat_activity
                     where datname = current_database() and pid <> pg_backend_pid()"""
@@ -423,8 +427,11 @@ class TestGivingUp:
     async def test_a_process_that_is_well_again_in_time_does_not_end(
         self, db: asyncpg.Connection, database: str
     ) -> None:
-        async with proxied(database) as (proxy, through), victim(through, exit_if_stuck=True) as worker:
-            await add(db, "block_thread", payload=5)
+        async with (
+            proxied(database) as (proxy, through),
+            victim(through, exit_if_stuck=True, lease=8.0) as worker,  # it gives up 2 s before that is over
+        ):
+            await add(db, "block_thread", payload=8)
             await worker.until("begun")
             proxy.frozen = True
             await worker.until("Giving up")
