@@ -278,7 +278,7 @@ class TestAroundRunning:
         heard = Heard()
         async with running({"task": gate}, database, middleware=[Around(execute)], heard=heard) as runner:
             await runner.add_job("task")
-            await heard.until("job:start")
+            await gate.until_begun()
             await runner.stop(grace=0)
         assert seen == ["cancelled"]
         assert heard.counts["job:interrupted"] == 1

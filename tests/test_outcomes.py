@@ -537,12 +537,13 @@ async def test_jobs_of_every_outcome_beside_each_other_each_come_to_their_own(
         if (choice := PLANS[plans[n]][0]) is not None:
             raise choice
 
-    @task
+    # Later than after 2.7 s, when a slow machine may be at work still, and would run them again.
+    @task(retry=Fixed(600))
     async def on_loop(n: int) -> None:
         await asyncio.sleep(chance.random() / 1000)
         act(n)
 
-    @task
+    @task(retry=Fixed(600))
     def on_thread(n: int) -> None:
         act(n)
 

@@ -76,14 +76,16 @@ class TestPoolsOfTheCaller:
     ) -> None:
         heard = Heard()
         async with (
-            asyncpg.create_pool(database, min_size=0, max_size=4, command_timeout=0.2) as pool,
+            asyncpg.create_pool(database, min_size=0, max_size=4, command_timeout=1) as pool,
             running({"task": nothing}, None, pool=pool, heard=heard, poll_interval=0.05),
         ):
             await add(db)
             await heard.until("job:complete")
             async with db.transaction():
                 await db.execute("lock table graphile_worker._private_jobs")
-                await asyncio.sleep(0.6)
+                waits = """select true from pg_stat_activity where wait_event_type = 'Lock'
+                    and datname = current_database() and clock_timestamp() - query_start > '1.5 s'"""
+                await until(lambda: db.fetchval(waits), "an exchange waits for longer than the limit")
             await add(db)
             await heard.until("job:complete", 2)
         assert heard.counts["worker:getJob:error"] == 0
