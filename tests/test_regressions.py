@@ -501,13 +501,15 @@ async def test_jobs_that_were_claimed_ahead_run_on_through_an_outage(database: s
     heard = Heard()
 
     async def task(_payload: object) -> None:
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(
+            0.15
+        )  # twelve of them take longer than prefetch_ttl, which a pause does not use up
 
     async with WorkerUtils(database) as utils:
         await utils.add_jobs([JobSpec("task")] * 12)
     async with (
         proxied(database) as (proxy, dsn),
-        running({"task": task}, dsn, heard=heard, prefetch=20, prefetch_ttl=0.2, migrate=False, listen=False),
+        running({"task": task}, dsn, heard=heard, prefetch=20, prefetch_ttl=1.0, migrate=False, listen=False),
     ):
         await heard.until("job:start")
         proxy.refusing = True
