@@ -186,7 +186,7 @@ async def test_it_does_so_once_the_children_of_the_killed_one_have_ended(short_f
     with EmbeddedPostgres(short_folder):
         running = postmaster(short_folder)
         assert running is not None
-        child, *_ = running.children()
+        child = min(running.children(), key=psutil.Process.create_time)  # not one that is about to end anyway
         child.suspend()
         running.send_signal(signal.SIGKILL)
         running.wait()
@@ -196,8 +196,10 @@ async def test_it_does_so_once_the_children_of_the_killed_one_have_ended(short_f
         async def refused() -> bool:
             return "is still in use" in server.log.read_text()
 
-        await until(refused, "PostgreSQL does not start beside it")
-        child.resume()
+        try:
+            await until(refused, "PostgreSQL does not start beside it")
+        finally:
+            child.resume()
         await starting
         assert await query(server.dsn(), "select 1") == 1
         server.close()
