@@ -390,12 +390,15 @@ class TestUnreachable:
 
 
 SCRIPT = """
-import asyncio, signal, sys, time
-from graphile_worker import run
+import asyncio, signal, sys, threading, time
+from graphile_worker import Events, run
 from graphile_worker._runtime import worker as worker_module
+
+begun = threading.Semaphore(0)
 
 async def slow(seconds):
     print("begun", flush=True)
+    begun.release()
     try:
         await asyncio.sleep(seconds)
     except asyncio.CancelledError:
@@ -405,7 +408,12 @@ async def slow(seconds):
 
 def thread(seconds):
     print("begun", flush=True)
+    begun.release()
     time.sleep(seconds)
+
+async def until_begun(count):
+    for _ in range(count):
+        await asyncio.to_thread(begun.acquire)
 
 async def main():
     options = eval(sys.argv[2])
@@ -413,10 +421,15 @@ async def main():
         signal.signal(signal.SIGTERM, lambda *_: (print("passed on", flush=True), sys.exit(7)))
     forget = options.pop("forget", False)
     impatient = options.pop("impatient", False)
+    after = options.pop("after", 0)
+    if options.pop("tells", False):
+        options["events"] = events = Events()
+        events.on("gracefulShutdown", lambda _: print("told", flush=True))
+        events.on("forcefulShutdown", lambda _: print("told again", flush=True))
     worker_module.GIVE_UP_AFTER = options.pop("give_up_after", worker_module.GIVE_UP_AFTER)
     runner = await run({"slow": slow, "thread": thread}, sys.argv[1], **options)
+    await until_begun(after)
     if impatient:
-        await asyncio.sleep(0.5)
         await asyncio.wait_for(runner.stop(), impatient)
     if forget:
         await asyncio.sleep(float(forget))
@@ -466,10 +479,10 @@ class TestSignals:
         self, db: asyncpg.Connection, database: str, tmp_path: Path
     ) -> None:
         await add(db, "slow", payload=60)
-        async with program(tmp_path, database, shutdown_grace=3600) as worker:
+        async with program(tmp_path, database, shutdown_grace=3600, tells=True) as worker:
             await worker.until("begun")
             worker.send(signal.SIGTERM)
-            await asyncio.sleep(0.2)  # two at once would be one
+            await worker.until("told")  # two at once would be one
             worker.send(signal.SIGTERM)
             await worker.until("cancelled")
             assert await worker.end() == -signal.SIGTERM
@@ -477,11 +490,12 @@ class TestSignals:
 
     async def test_the_third_kills(self, db: asyncpg.Connection, database: str, tmp_path: Path) -> None:
         job = await add(db, "thread", payload=60)
-        async with program(tmp_path, database, shutdown_grace=3600) as worker:
+        async with program(tmp_path, database, shutdown_grace=3600, tells=True) as worker:
             await worker.until("begun")
-            for _ in range(3):
+            for heard in ("told", "told again"):
                 worker.send(signal.SIGTERM)
-                await asyncio.sleep(0.2)
+                await worker.until(heard)
+            worker.send(signal.SIGTERM)
             assert await worker.end() == -signal.SIGTERM
         assert ("job", job["id"]) in await locked(db)
 
@@ -586,7 +600,9 @@ class TestAProgramThatForgetsToStop:
     ) -> None:
         async with WorkerUtils(database) as utils:
             await utils.add_jobs(JobSpec("slow", 60, queue_name=f"q{n}") for n in range(3))
-        async with program(tmp_path, database, impatient=0.2, handle_signals=False, concurrency=5) as worker:
+        async with program(
+            tmp_path, database, after=3, impatient=0.2, handle_signals=False, concurrency=5
+        ) as worker:
             assert await worker.end() == 1
         assert await locked(db) == []
         assert await db.fetchval("select max(attempts) from graphile_worker._private_jobs") == 0
@@ -595,7 +611,9 @@ class TestAProgramThatForgetsToStop:
         self, db: asyncpg.Connection, database: str, tmp_path: Path
     ) -> None:
         await add(db, "thread", payload=2, queue_name="q")
-        async with program(tmp_path, database, forget=0.2, give_up_after=0.5, handle_signals=False) as worker:
+        async with program(
+            tmp_path, database, after=1, forget=0.2, give_up_after=0.5, handle_signals=False
+        ) as worker:
             assert await worker.end() == 5
         assert await locked(db) == []
         assert await count(db) == 0

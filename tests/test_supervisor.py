@@ -29,7 +29,9 @@ import asyncio, os, sys
 async def slow(payload):
     sys.stdout.write(f"begun {os.getpid()}\n")
     try:
-        await asyncio.sleep(payload)
+        while isinstance(payload, str) and not os.path.exists(payload):
+            await asyncio.sleep(0.02)  # until there is such a file: how long that takes is up to the test
+        await asyncio.sleep(0 if isinstance(payload, str) else payload)
     except asyncio.CancelledError:
         sys.stdout.write(f"cancelled {os.getpid()}\n")
         raise
@@ -73,8 +75,10 @@ def children(running: Program) -> list[psutil.Process]:
 
 async def test_so_many_processes_share_the_work(db: asyncpg.Connection, database: str, folder: Path) -> None:
     async with WorkerUtils(database) as utils:
-        await utils.add_jobs([JobSpec("slow", 0.5)] * 3)
+        await utils.add_jobs([JobSpec("slow", "go")] * 3)
     async with command(folder, database, "--processes", "3") as running:
+        await running.until("begun", 3)
+        (folder / "go").touch()
         await running.until("ended", 3)
         running.send(signal.SIGTERM)
         assert await running.end() == -signal.SIGTERM
@@ -169,7 +173,7 @@ class TestWatch:
     async def test_new_code_takes_jobs_at_once_while_the_old_finishes_its_own(
         self, db: asyncpg.Connection, database: str, folder: Path
     ) -> None:
-        await add(db, "slow", payload=4)
+        await add(db, "slow", payload="go")
         async with command(folder, database, "--watch", "-j", "2") as running:
             await running.until("begun")
             (folder / "tasks/version.py").write_text(VERSION.format(2))
@@ -179,6 +183,7 @@ class TestWatch:
             await add(db, "version")
             await running.until("version 2")
             assert not any(line.startswith("ended") for line in running.lines), "the old one is not done"
+            (folder / "go").touch()
             await running.until("ended")
             running.send(signal.SIGTERM)
             assert await running.end() == -signal.SIGTERM
@@ -257,14 +262,15 @@ async def test_the_third_signal_kills_what_does_not_listen(
     (folder / "tasks/deaf.py").write_text(
         "import signal, time\n"
         "async def deaf(payload):\n"
-        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: print('does not care', flush=True))\n"
         "    print('hears nothing', flush=True)\n"
         "    time.sleep(1000)\n"
     )
     await add(db, "deaf")
     async with command(folder, database, "--processes", "2") as running:
         await running.until("hears nothing")
-        for _ in range(3):
+        for number in (1, 2):  # one after the other: two at once would be one
             running.send(signal.SIGTERM)
-            await asyncio.sleep(0.2)
+            await running.until("does not care", number)
+        running.send(signal.SIGTERM)
         assert await running.end() == -signal.SIGTERM

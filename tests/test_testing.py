@@ -90,10 +90,9 @@ async def test_the_schema_may_have_another_name(server: str, monkeypatch: pytest
 
 def test_a_server_is_removed_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TEST_DATABASE_URL", raising=False)
-    before = set(fastest_folder().glob("graphile-worker-*"))
     with running_server() as dsn:
-        [folder] = set(fastest_folder().glob("graphile-worker-*")) - before
-        assert str(folder) in dsn
+        # Others who test on this machine have such folders too.
+        [folder] = [found for found in fastest_folder().glob("graphile-worker-*") if str(found) in dsn]
     assert not folder.exists()
 
 
