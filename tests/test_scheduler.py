@@ -542,13 +542,15 @@ class TestUnderAWorker:
         async def task(_payload: Any, _ctx: Any) -> None:
             done.set()
 
-        heard = Heard()
-        items = [CronItem("task", lambda _at: True)]
+        heard, minutes = Heard(), list[datetime]()
+        items = [CronItem("task", lambda at: at in minutes)]
         async with running({"task": task}, database, heard=heard, cron_items=items) as runner:
             started = await heard.until("cron:started")
             scheduler = runner._parts._scheduler
             assert scheduler is not None
-            scheduler._next = started.start.replace(second=0, microsecond=0)  # the minute that is not over
+            # The minute that is not over; or is, by now, and then the next one has no job.
+            minutes.append(started.start.replace(second=0, microsecond=0))
+            scheduler._next = minutes[0]
             scheduler.wake()
             async with asyncio.timeout(20):
                 await done.wait()

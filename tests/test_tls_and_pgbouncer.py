@@ -169,7 +169,6 @@ async def test_pgbouncer_in_transaction_mode(short_folder: Path) -> None:
 async def test_a_worker_behind_pgbouncer(
     short_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(notifier, "_PROBE_TIMEOUT", 0.5)
     ran: list[int] = []
 
     async def task(n: int) -> None:
@@ -192,6 +191,7 @@ async def test_a_worker_behind_pgbouncer(
         assert sorted(ran) == list(range(200))
 
         # Without a way around it nothing is heard; the worker notices, and polls.
+        monkeypatch.setattr(notifier, "_PROBE_TIMEOUT", 0.5)
         heard = Heard()
         async with running(
             {"t": task}, dsn, heard=heard, prepared_statements=False, poll_interval=0.1
