@@ -34,9 +34,11 @@ async def kill(scene: Scene, planned: Planned) -> None:
     """`kill -9`."""
     if slot := await scene.target(planned):
         async with scene.strike(planned, slot) as strike:
+            pid = slot.pid
             slot.send(signal.SIGKILL)
             strike.locks = await scene.server.locks()
-            await until(lambda: not slot.alive)
+            # If that took long there is another one by now, which nobody is going to kill.
+            await until(lambda: not slot.alive or slot.pid != pid)
 
 
 async def term(scene: Scene, planned: Planned) -> None:
