@@ -68,11 +68,19 @@ const orders = {
   async start(names, worker, forbiddenFlags) {
     const events = new EventEmitter();
     events.on("pool:create", ({ workerPool }) => (pool = workerPool.id));
+    // It says so just before it sends LISTEN, and does not look again afterwards: what is added until then waits
+    // for the next poll, and a migration until then is never heard of. What is asked next is answered next.
+    const listening = new Promise((resolve) =>
+      events.once("pool:listen:success", ({ client }) =>
+        setImmediate(() => client.query("select 1").then(resolve, resolve)),
+      ),
+    );
     for (const name of ["job:success", "job:error", "job:failed"])
       events.on(name, ({ job }) => tell(name, { id: Number(job.id) }));
     runner = await run({ ...settings(names, worker), events, forbiddenFlags, noHandleSignals: true });
     // As npm's command ends.
-    runner.promise.finally(() => tell("stopped", { code: process.exitCode ?? 0 })).catch(() => {});
+    const ended = runner.promise.finally(() => tell("stopped", { code: process.exitCode ?? 0 })).catch(() => {});
+    await Promise.race([listening, ended]);
     return pool;
   },
   once: (names, worker) => runOnce({ ...settings(names, worker), noHandleSignals: true }),
