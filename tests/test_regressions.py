@@ -31,7 +31,7 @@ from graphile_worker.testing import Databases
 from support.jobs import add, count, existing, get
 from support.proxy import proxied
 from support.waiting import until
-from support.workers import Gate, Heard, locked, nothing, running
+from support.workers import Gate, Heard, drop_schema, locked, nothing, running
 
 once = functools.partial(run_once, handle_signals=False)
 
@@ -295,7 +295,7 @@ async def test_after_a_fatal_error_what_is_in_hand_is_named(db: asyncpg.Connecti
     runner = await run({"task": gate}, database, handle_signals=False, poll_interval=0.05, concurrency=2)
     job = await runner.add_job("task")
     await gate.until_begun()
-    await db.execute("drop schema graphile_worker cascade")
+    await drop_schema(db)
     with pytest.raises(SchemaMissingError):
         await runner.wait()
     with pytest.raises(ShutdownError) as raised:

@@ -33,7 +33,7 @@ from support import programs
 from support.jobs import add, count, existing, get
 from support.proxy import proxied
 from support.waiting import until
-from support.workers import Gate, Heard, locked, nothing, running
+from support.workers import Gate, Heard, drop_schema, locked, nothing, running
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -302,7 +302,7 @@ class TestFatalErrors:
         runner = await run(
             {"task": nothing}, database, events=heard.events, handle_signals=False, poll_interval=0.05
         )
-        await db.execute("drop schema graphile_worker cascade")
+        await drop_schema(db)
         with pytest.raises(SchemaMissingError, match="is not installed"):
             await runner.wait()
         await runner.stop()
@@ -314,7 +314,7 @@ class TestFatalErrors:
             async with await run(
                 {"task": nothing}, database, handle_signals=False, poll_interval=0.05
             ) as runner:
-                await db.execute("drop schema graphile_worker cascade")
+                await drop_schema(db)
                 with pytest.raises(SchemaMissingError):
                     await runner.wait()
 

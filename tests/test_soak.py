@@ -231,7 +231,7 @@ async def test_a_short_soak_counts_every_job(
     scenario = with_(
         SCENARIOS["old-transaction"],
         tables=SCENARIOS["tuned"].tables,
-        old_transaction=(0.3, 0.2),
+        old_transaction=(0.3, 1.0),  # long enough for a sample in it, whoever is paused meanwhile
         scheduled=1000,
     )
     async with Arena.open(graphile_worker_server) as arena:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from graphile_worker import Events, Runner, run
+from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -98,6 +99,24 @@ async def running(
 
 async def nothing(_payload: object) -> None:
     """A task."""
+
+
+async def drop_schema(db: asyncpg.Connection) -> None:
+    """Under a worker that works.
+
+    Whoever looks for jobs locks the tables in another order, and of a deadlock the drop might be the victim.
+    So first nobody finds them any more.
+    """
+    await db.execute("alter schema graphile_worker rename to dropped")
+
+    async def idle() -> bool:
+        return not await db.fetchval(
+            """select exists (select from pg_stat_activity
+            where datname = current_database() and pid <> pg_backend_pid() and state <> 'idle')"""
+        )
+
+    await until(idle, "nobody is in the middle of something")
+    await db.execute("drop schema dropped cascade")
 
 
 async def locked(db: asyncpg.Connection) -> list[tuple[str, int]]:
