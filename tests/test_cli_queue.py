@@ -189,7 +189,7 @@ class TestSweep:
         assert (found["worker"], found["jobs"], found["queues"]) == ("dead", [job["id"]], ["q"])
         assert (await existing(db, job["id"]))["locked_at"] is not None
         done = await cli("sweep", "--recovery-delay", "1h", "--refund")
-        assert done.stderr == "1 workers are dead; 1 of their jobs were freed.\n"
+        assert done.stderr == "1 worker is dead; 1 job was freed.\n"
         assert done.stdout.split("\t")[0] == "dead"
         row = await existing(db, job["id"])
         assert (row["locked_at"], row["attempts"]) == (None, 0)

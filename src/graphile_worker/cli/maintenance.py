@@ -236,8 +236,8 @@ async def _sweep(
         rows.add(found)
     count = sum(len(one.jobs) for one in found)
     if not as_json:
-        what = "would be freed" if dry_run else "were freed"
-        tell(f"{len(found):,} workers are dead; {count:,} of their jobs {what}.")
+        freed = f"{counted(count, 'job')} would be" if dry_run else counted(count, "job was", "jobs were")
+        tell(f"{counted(len(found), 'worker is', 'workers are')} dead; {freed} freed.")
 
 
 def _as_object(one: Recovered) -> dict[str, object]:
