@@ -654,12 +654,12 @@ class TestUnderAWorker:
     async def test_an_item_whose_task_this_worker_does_not_have(
         self, database: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        async with running({"t": nothing}, database, crontab="* * * * * other\n* * * * * t"):
+        lines = ["other", "t", *(f"many ?id=i{number}" for number in range(7))]
+        async with running({"t": nothing}, database, crontab="".join(f"* * * * * {one}\n" for one in lines)):
             pass
-        [warning] = [record.message for record in caplog.records if "cron item" in record.message]
-        assert (
-            "The cron item 'other' adds jobs of the task 'other', which this worker does not have" in warning
-        )
+        many, one = [record.message for record in caplog.records if "does not have" in record.message]
+        assert "The cron item 'other' adds jobs of the task 'other', which this worker does not have" in one
+        assert "The cron items 'i0', 'i1', 'i2', 'i3', 'i4' and 2 more add jobs of the task 'many'" in many
 
     @pytest.mark.parametrize(
         "options",

@@ -18,6 +18,7 @@ from graphile_worker._db.crontabs import Due
 from graphile_worker._db.failures import is_about_content
 from graphile_worker._runtime.service import Service, pause_after
 from graphile_worker.errors import DatabaseError, GraphileWorkerError
+from graphile_worker.wording import some
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
@@ -94,13 +95,14 @@ class Scheduler(Service):
         """Say what there is, and which items this worker cannot run itself."""
         identifiers = ", ".join(item.identifier for item in self._items)
         self.logger.info("Recurring tasks: %s", textwrap.shorten(identifiers, _MOST_SAID, placeholder=" …"))
-        for item in self._items:
-            if item.task not in self._pool.tasks:
+        for task, items in groupby(sorted(self._items, key=attrgetter("task")), attrgetter("task")):
+            if task not in self._pool.tasks:
+                names = [repr(item.identifier) for item in items]
+                who = f"item {names[0]} adds" if len(names) == 1 else f"items {some(names)} add"
                 self.logger.warning(
-                    "The cron item %r adds jobs of the task %r, which this worker does not have: they wait "
-                    "for one that has it",
-                    item.identifier,
-                    item.task,
+                    "The cron %s jobs of the task %r, which this worker does not have: they wait for one "
+                    "that has it",
+                    *(who, task),
                 )
 
     async def tick(self) -> float:
@@ -258,8 +260,8 @@ class Scheduler(Service):
     ) -> None:
         if not self._events.wants(kind):
             return
-        for minute, some in groupby(chunk, attrgetter("minute")):
-            jobs = [event.CronJob(due.identifier, due.spec) for due in some]
+        for minute, of_minute in groupby(chunk, attrgetter("minute")):
+            jobs = [event.CronJob(due.identifier, due.spec) for due in of_minute]
             name = "items_to_backfill" if kind is event.CronBackfill else "jobs_and_identifiers"
             self._events.emit(kind(worker_pool=self._pool, timestamp=minute, **{name: jobs}))
 
@@ -284,9 +286,9 @@ async def _chunks(due: Iterator[Due]) -> AsyncGenerator[list[Due]]:
 
 async def _chunk(due: Iterator[Due]) -> list[Due]:
     chunk: list[Due] = []
-    while len(chunk) < _CHUNK and (some := list(islice(due, _TURN))):
-        chunk += some
-        if len(some) == _TURN:
+    while len(chunk) < _CHUNK and (more := list(islice(due, _TURN))):
+        chunk += more
+        if len(more) == _TURN:
             await asyncio.sleep(_PAUSE)
     return chunk
 
