@@ -457,7 +457,7 @@ class TestWhatWouldBeAMistake:
             await db.execute("select from graphile_worker._private_jobs where id = $1 for update", held["id"])
             done = await cli("fail", "--task", "t", "--yes")
         assert done.stdout.startswith("Failed 1 job")
-        assert "1 job of 2 not changed: somebody had them locked at that moment" in done.stderr
+        assert "1 job of 2 not changed: locked by somebody at that moment" in done.stderr
 
     async def test_a_role_that_does_not_see_the_jobs_is_not_told_that_there_are_none(
         self, db: asyncpg.Connection, cli: Cli, database: str

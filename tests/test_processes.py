@@ -23,6 +23,7 @@ from graphile_worker import (
     InvalidPayloadError,
     Job,
     JobState,
+    TaskError,
     TaskProcessError,
     TaskTimeoutError,
     WorkerUtils,
@@ -62,6 +63,10 @@ def members_of(pid: int) -> list[int]:
     """Processes that run tasks for that one."""
     children = psutil.Process(pid).children(recursive=True)
     return [child.pid for child in children if "graphile_worker.process_member" in " ".join(_command(child))]
+
+
+def _no_space() -> None:
+    raise OSError(28, os.strerror(28))
 
 
 def _command(process: psutil.Process) -> list[str]:
@@ -211,6 +216,16 @@ class TestMembers:
                 await _open(gate)
             await heard.until("job:complete", 3)
         assert len({path.read_text() for path in paths}) == 2
+
+    async def test_one_that_cannot_be_started_fails_its_job_with_the_reason(
+        self, database: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tempfile.TemporaryFile", _no_space)
+        heard = Heard()
+        job = await result(database, "quick", heard)
+        assert job is not None
+        assert job.last_error == "No process can be started for it: [Errno 28] No space left on device."
+        assert isinstance(heard.named("job:error")[0].error, TaskError)
 
     async def test_those_that_are_started_at_once_feel_the_same_pulse(
         self, database: str, tmp_path: Path

@@ -8,6 +8,7 @@ import logging
 import random
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, tzinfo
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -173,14 +174,24 @@ class TestOnTime:
         await desk.know("near", since=NEW_YEAR, last=NEW_YEAR + MINUTE)
         scheduler = desk.scheduler("* * * * * t\n* * * * * near")
         await desk.at(scheduler, NEW_YEAR)
-        [said] = [one.getMessage() for one in caplog.records if "later than now" in one.getMessage()]
-        assert "item 't' has had its jobs until 2021-01-03 00:00 UTC, which is later than now" in said
+        [said] = [one.getMessage() for one in caplog.records if "was a clock wrong?" in one.getMessage()]
+        assert "added up to 2021-01-03 00:00 UTC already, and it is 2021-01-01 00:00 UTC" in said
+        assert "Until then none is added of t. To have them from now on, set last_execution to now()" in said
 
         await desk.db.execute(
             "update graphile_worker._private_known_crontabs set last_execution = $1", NEW_YEAR
         )
         await desk.at(scheduler, NEW_YEAR + MINUTE)
         assert await desk.times() == [NEW_YEAR + MINUTE] * 2
+
+    async def test_a_worker_that_waited_for_the_database_takes_nobody_for_ahead(
+        self, desk: Desk, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        await desk.know("t", since=NEW_YEAR - DAY, last=NEW_YEAR)
+        scheduler = desk.scheduler("* * * * * t")
+        scheduler._waits_since = monotonic() - 600
+        await desk.at(scheduler, NEW_YEAR)
+        assert "was a clock wrong?" not in caplog.text
 
     async def test_jobs_with_a_key_replace_each_other(self, desk: Desk) -> None:
         scheduler = desk.scheduler("0 */4 * * * t ?jobKey=foo")
@@ -302,6 +313,29 @@ class TestCatchingUp:
         await desk.db.execute("alter table graphile_worker._private_jobs drop constraint no")
         await scheduler.tick()
         assert await desk.times() == [NEW_YEAR + n * MINUTE for n in range(4) for _ in "tu"]
+
+    async def test_an_outage_does_not_make_it_forget_what_was_refused(
+        self, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("_CHUNK", "_TURN"):
+            monkeypatch.setattr(f"graphile_worker._runtime.scheduler.{name}", 4)
+        scheduler = desk.scheduler("* * * * * t ?id=refused {no: true}\n* * * * * t ?id=good")
+        await desk.at(scheduler, NEW_YEAR - HOUR)
+        await desk.db.execute(
+            """create function fail() returns trigger language plpgsql as $$ begin
+              if new.run_at > '2020-12-31T23:02:00Z' then raise disk_full; end if;
+              if new.payload::jsonb ? 'no' then raise check_violation; end if;
+              return new;
+            end $$;
+            create trigger fail before insert on graphile_worker._private_jobs
+            for each row execute function fail()"""
+        )
+        await desk.at(scheduler, NEW_YEAR - HOUR + 5 * MINUTE)
+        assert await desk.times() == [NEW_YEAR - HOUR + n * MINUTE for n in (0, 0, 1, 2)]
+
+        await desk.db.execute("drop function fail cascade")
+        await desk.at(scheduler, NEW_YEAR - HOUR + 6 * MINUTE)
+        assert await desk.times() == [NEW_YEAR - HOUR + n * MINUTE for n in range(7) for _ in range(2)]
 
     async def test_what_one_item_does_wrong_is_not_for_the_others_to_suffer(
         self, desk: Desk, caplog: pytest.LogCaptureFixture

@@ -66,8 +66,24 @@ class TestOnTheEventLoop:
         assert job is not None
         assert (job.attempts, job.last_error) == (1, "It took longer than its timeout of 0.05 s")
         assert cancelled == ["cancelled"]
-        assert isinstance(heard.named("job:error")[0].error, TaskTimeoutError)
+        error = heard.named("job:error")[0].error
+        assert isinstance(error, TaskTimeoutError)
+        assert isinstance(error.__cause__, asyncio.CancelledError), "which says where it was"
         assert heard.counts["job:interrupted"] == 0
+
+    async def test_what_it_raises_instead_is_told_as_the_cause(self, database: str) -> None:
+        @task(timeout=0.05)
+        async def function() -> None:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise TimeoutError("no answer from the bank") from None
+
+        heard = Heard()
+        await result(database, function, heard)
+        error = heard.named("job:error")[0].error
+        assert isinstance(error, TaskTimeoutError)
+        assert str(error.__cause__) == "no answer from the bank"
 
     async def test_its_policy_decides_what_then(self, database: str) -> None:
         @task(timeout=timedelta(seconds=0.05), retry={TaskTimeoutError: [600]})

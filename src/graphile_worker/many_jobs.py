@@ -181,7 +181,7 @@ class ManyJobs:
         return self._paged(many.read_ids, int, chosen, after, size)
 
     async def export(self, chosen: JobFilter) -> AsyncGenerator[list[bytes]]:
-        """The same as lines of JSON."""
+        """All that are chosen, as lines of JSON, some at a time and in the order of their ids."""
         async with aclosing(self._paged(transfer.export_page, itemgetter(0), chosen, None, BATCH)) as pages:
             async for page in pages:
                 yield [line for _, line in page]

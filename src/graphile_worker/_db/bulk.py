@@ -53,7 +53,10 @@ class _Chunk(NamedTuple):
 async def add_jobs(
     connection: Connection, schema: Schema, specs: Iterable[JobSpec], *, read: bool = True
 ) -> list[Job]:
-    """Add all or, if one cannot be added, none; returns them, unless nobody wants to read them."""
+    """Add all or, if one cannot be added, none.
+
+    Returns them; if nobody is going to read them, it may return none, which is faster.
+    """
     statements = statements_for(schema, "jobs.sql")
     async with connection.transaction():
         [(now, keeps_order)] = await connection.fetch(statements["prepare_bulk"], schema.quoted)
@@ -82,6 +85,8 @@ async def _add_in_order(
             under_way = None
             if arguments is not None:
                 under_way = asyncio.create_task(connection.fetch(statement, *arguments))
+            if sent is not None and not read and rows[0]["count"] != len(sent.specs):
+                raise _not_as_asked()
             if sent is not None and read:
                 async for some in _in_turns(zip(sent.specs, sent.payloads, rows, strict=True)):
                     jobs += [_job(*pair, now) for pair in some]
@@ -213,10 +218,14 @@ async def _add_and_pair(connection: Connection, schema: Schema, chunk: _Chunk, n
     pairs = zip(chunk.specs, chunk.payloads, strict=True)
     found = [jobs[_content_of_spec(spec, payload, now)] for spec, payload in pairs]
     if sum(map(len, jobs.values())) != len(chunk.specs) or not all(found):
-        raise DatabaseError(
-            "The function add_jobs in the database returned other jobs than were asked for. Was it changed?"
-        )
+        raise _not_as_asked()
     return [same.pop() for same in found]
+
+
+def _not_as_asked() -> DatabaseError:
+    return DatabaseError(
+        "The function add_jobs in the database returned other jobs than were asked for. Was it changed?"
+    )
 
 
 async def _send_in_any_order(connection: Connection, schema: Schema, chunk: _Chunk) -> list[tuple[Job, str]]:

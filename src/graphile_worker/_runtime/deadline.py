@@ -66,7 +66,8 @@ class Deadline:
         except TimeoutError as error:
             if self._scope is None or not self._scope.expired():
                 raise  # the task's own
-            raise self.over() from error.__cause__  # the cancellation, which says where it was
+            # The cancellation, which says where it was; unless the task has made something else of it.
+            raise self.over() from error.__cause__ or error
         finally:
             self._scope = None
 

@@ -140,7 +140,10 @@ class Processes:
         if self._left:
             starting = self._left.pop()
         else:
-            pulse = self._felt()  # here, for two threads would make two of it, and one would never beat
+            try:
+                pulse = self._felt()  # here, for two threads would make two of it, and one would never beat
+            except OSError as full:
+                raise _no_process(full) from full
             starting = self._threads.run(copy_context(), self._spawn, pulse)
             self._starting.add(starting)
             starting.add_done_callback(self._started)
@@ -151,7 +154,7 @@ class Processes:
                 self._left.append(starting)
             raise
         if error is not None:
-            raise TaskError(f"No process can be started for it: {error}.") from error
+            raise _no_process(error) from error
 
     def _started(self, starting: asyncio.Future[Any]) -> None:
         self._starting.discard(starting)
@@ -268,6 +271,10 @@ def usable_processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _no_process(error: BaseException) -> TaskError:
+    return TaskError(f"No process can be started for it: {error}.")
 
 
 async def _tell(member: Member, stopping: Stopping) -> None:

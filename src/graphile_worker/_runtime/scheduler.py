@@ -39,7 +39,10 @@ _HARDLY_EARLY = timedelta(seconds=1)
 _CHUNK = 5000
 """How many jobs are added at once, while catching up."""
 _TURN = 200
-"""How many of them are made before others on the event loop, such as those jobs, have their turn."""
+"""How many of them are made before others on the event loop have their turn, such as who adds those before.
+
+A function of the user's that is rarely true is asked for many minutes in one turn, all the same.
+"""
 _PAUSE = 0.001
 """And how long that is: long enough for the connection, which has steps to go before the server works."""
 _MOST_SAID = 500
@@ -132,34 +135,36 @@ class Scheduler(Service):
         if self._start is None:  # if the rest fails, that is the time since when nothing may be missed
             waited = 0.0 if self._waits_since is None else monotonic() - self._waits_since
             self._start = self._clock.now() - timedelta(seconds=waited)
+            self._warn_of_the_future(known)
             self._events.emit(event.CronStarting(worker_pool=self._pool, start=self._start))
         start = self._start
         if new := [identifier for identifier in identifiers if identifier not in known]:
             await self._session.call(
                 lambda on: database.register(on, self._session.schema, new, start), attempts=1
             )
-        self._warn_of_the_future(known, start)
         self._refused.clear()
         async with aclosing(_chunks(self._missed(known, start))) as chunks:
             async for chunk in chunks:
-                wanted = self._not_refused(chunk)
-                self._tell(event.CronBackfill, wanted)
-                await self._add(wanted)
+                if wanted := self._not_refused(chunk):
+                    self._tell(event.CronBackfill, wanted)
+                    await self._add(wanted)
         self._owed = dict(self._refused)
         self._events.emit(event.CronStarted(worker_pool=self._pool, start=start))
         return _ceil(start)
 
-    def _warn_of_the_future(self, known: Mapping[str, KnownCrontab], start: datetime) -> None:
-        for identifier, item in known.items():
-            if item.last_execution is not None and item.last_execution - start > _MINUTE:
-                self.logger.warning(
-                    "The cron item %r has had its jobs until %s, which is later than now (%s): was a clock "
-                    "wrong? No job of it is added before that. To have them from now on, set its "
-                    "last_execution in _private_known_crontabs to now()",
-                    identifier,
-                    f"{item.last_execution:%Y-%m-%d %H:%M %Z}",
-                    f"{start:%Y-%m-%d %H:%M %Z}",
-                )
+    def _warn_of_the_future(self, known: Mapping[str, KnownCrontab]) -> None:
+        now = self._clock.now()
+        latest = {identifier: one.last_execution or now for identifier, one in known.items()}
+        ahead = [identifier for identifier, last in latest.items() if last - now > _MINUTE]
+        if ahead:
+            self.logger.warning(
+                "Jobs of cron items are added up to %s already, and it is %s: was a clock wrong? Until then "
+                "none is added of %s. To have them from now on, set last_execution to now() in %s",
+                f"{max(latest.values()):%Y-%m-%d %H:%M %Z}",
+                f"{now:%Y-%m-%d %H:%M %Z}",
+                some(ahead),
+                f"{self._session.schema.quoted}._private_known_crontabs",
+            )
 
     def _missed(self, known: Mapping[str, KnownCrontab], start: datetime) -> Iterator[Due]:
         """What nobody has added before the start, as far back as each item wants to have it."""
@@ -196,9 +201,10 @@ class Scheduler(Service):
         )
         async with aclosing(_chunks(due)) as chunks:
             async for chunk in chunks:
-                wanted = self._not_refused(chunk)
-                self._tell(event.CronSchedule, wanted)
-                self._tell(event.CronScheduled, await self._add(wanted))
+                if wanted := self._not_refused(chunk):
+                    self._tell(event.CronSchedule, wanted)
+                    self._tell(event.CronScheduled, await self._add(wanted))
+                self._owed |= self._refused  # if the next one fails, that is not forgotten
                 self._next = max(first, chunk[-1].minute)  # some items of it may be in the next chunk
         self._owed = dict(self._refused)
         self._next = max(first, last + _MINUTE)
@@ -276,12 +282,12 @@ async def _chunks(due: Iterator[Due]) -> AsyncGenerator[list[Due]]:
     """While the server works on one, the next is made."""
     chunk = await _chunk(due)
     while chunk:
-        following = asyncio.create_task(_chunk(due))
+        following = asyncio.create_task(_chunk(due), name="graphile-worker cron")
         try:
             yield chunk
             chunk = await following
         finally:
-            following.cancel()
+            following.cancel()  # also so that nobody misses what it may have raised
 
 
 async def _chunk(due: Iterator[Due]) -> list[Due]:

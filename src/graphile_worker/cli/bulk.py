@@ -104,8 +104,8 @@ async def change_jobs(
         missed = total - len(progress.changed)
         if ids is None and missed > 0 and not progress.interrupted:
             tell(
-                f"{counted(missed, 'job')} of {total:,} not changed: somebody had them locked at that "
-                "moment, or they have run. Run it again for those that are left."
+                f"{counted(missed, 'job')} of {total:,} not changed: locked by somebody at that moment, or "
+                "run meanwhile. Run it again for what is left."
             )
         if progress.interrupted:
             raise click.Abort

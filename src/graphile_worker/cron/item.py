@@ -236,7 +236,7 @@ class CronItem:
 
 @lru_cache(maxsize=128)
 def _javascript_iso(minute: datetime) -> str:
-    """A minute as JavaScript writes it; in one all items that fire have the same."""
+    """A minute as JavaScript writes it: one text for all items that fire in it."""
     return f"{minute.isoformat()[:16]}:00.000Z"
 
 

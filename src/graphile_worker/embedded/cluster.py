@@ -121,7 +121,6 @@ class Cluster:
         self._forget_crashed_server(socket_folder)
         if reserved := sorted({"port", "listen_addresses", "unix_socket_directories"} & set(parameters)):
             raise ConfigurationError(f"{reserved[0]} is not a parameter to set: pass port= for TCP.")
-        self._log_size = self.log.stat().st_size if self.log.exists() else 0
         settings = {
             **parameters,
             "unix_socket_directories": str(socket_folder),
@@ -138,8 +137,9 @@ class Cluster:
     def _begin(self, options: str) -> None:
         patience = time.monotonic() + _AFTERMATH
         while True:
+            self._log_size = self.log.stat().st_size if self.log.exists() else 0
             try:
-                return self._call(
+                self._call(
                     self._binaries.program("pg_ctl"),
                     "start",
                     "--wait",
@@ -151,6 +151,8 @@ class Cluster:
             except EmbeddedServerError as error:
                 if "is still in use" not in str(error) or time.monotonic() > patience:
                     raise
+            else:
+                return
             time.sleep(_POLL)
 
     def stop(self) -> None:

@@ -89,7 +89,8 @@ select
 from {schema}.add_jobs({job_specs}, $10) as job;
 
 -- name: add_unread_jobs
-select count(*) from {schema}.add_jobs({job_specs}, $10);
+-- Only how many there are now; a row without an id is none.
+select count(job.id) as count from {schema}.add_jobs({job_specs}, $10) as job;
 
 -- name: add_jobs_in_any_order
 select {job_columns} from {schema}.add_jobs({job_specs}, $10) as job;
