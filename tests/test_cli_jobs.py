@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -226,7 +227,7 @@ class TestList:
     async def test_whoever_reads_may_have_seen_enough(self, db: asyncpg.Connection, cli: Cli) -> None:
         await db.execute("select graphile_worker.add_job('x') from generate_series(1, 20000)")
         process = await asyncio.create_subprocess_shell(
-            f"{COMMAND} list | head -1",
+            f"bash -c '{COMMAND} list | head -1; exit ${{PIPESTATUS[0]}}'",
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=cli.environment,
@@ -234,6 +235,7 @@ class TestList:
         )
         out, error = await process.communicate()
         assert (out.split()[0], error) == (b"1", b"")
+        assert process.returncode == 128 + signal.SIGPIPE, "as of any other program"
 
     @pytest.mark.parametrize(
         ("arguments", "says"),

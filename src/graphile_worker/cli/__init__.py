@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 
@@ -21,9 +20,6 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except BrokenPipeError:  # whoever read what we print has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        end_by(signal.SIGPIPE)
     except (GraphileWorkerError, OSError) as error:  # such as a folder that may not be read, or a full disk
         logs.report(error)
         sys.exit(1)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
+import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,7 @@ from graphile_worker.cli import (
     top,
     transfer_jobs,
 )  # fmt: skip
+from graphile_worker.cli.exits import end_by
 from graphile_worker.cli.flags import CONTEXT, gathered, given, setting_flags
 from graphile_worker.cli.settings import SETTINGS
 
@@ -72,6 +76,17 @@ class Group(click.Group):
 
 class Root(Group):
     """Keeps its help short, though it has many commands and all flags of a worker."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; if whoever reads what it prints has seen enough, it ends as programs do then."""
+        try:
+            try:
+                return super().invoke(ctx)
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError:  # here, for click would make the exit code 1 of it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            end_by(signal.SIGPIPE)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Only the flags that all commands have: those of a worker stand in the help of run."""
