@@ -86,6 +86,21 @@ class TestListing:
             "last_execution": None,
         }
 
+    async def test_of_an_app_with_a_crontab_of_its_own(self, database: str, tmp_path: Path) -> None:
+        """Then the file beside it is not read, unless it is asked for: it may be the same."""
+        (tmp_path / "crontab").write_text("0 8 * * * report\n")
+        (tmp_path / "other").write_text("0 9 * * * later\n")
+        (tmp_path / "shop.py").write_text(
+            "from graphile_worker import App\n\napp = App(crontab_file='crontab')\n\n"
+            "@app.task\ndef report() -> None: ...\n"
+        )
+        done = command(tmp_path, "--app", "shop:app", "-c", database, "--json")
+        assert [item["identifier"] for item in json.loads(done.stdout)] == ["report"]
+        done = command(tmp_path, "--app", "shop:app", "-c", database, "--json", "--crontab", "other")
+        assert [item["identifier"] for item in json.loads(done.stdout)] == ["report", "later"]
+        hint = "There is no command 'shop:app'. Did you mean: graphile-worker cron --app shop:app?"
+        assert hint in command(tmp_path, "shop:app").stderr
+
     async def test_if_there_are_none(self, database: str, tmp_path: Path) -> None:
         done = command(tmp_path, "-c", database)
         assert done.stdout == "There are no recurring tasks: no file 'crontab', and no @app.cron.\n"
@@ -102,7 +117,7 @@ class TestChecking:
         (tmp_path / "bad").write_text("60 * * * * a\n* * * * * b ?maxx=3\n")
         (tmp_path / "worse").write_text("* * * * * a ?max=0\n")
         done = command(tmp_path, "check", "bad", "worse", "missing", "good")
-        assert (done.returncode, done.stdout) == (1, "good: 1 items\n")
+        assert (done.returncode, done.stdout) == (1, "good: 1 item\n")
         assert done.stderr.splitlines() == [
             "bad:1:1: the minute '60' is too large; expected 0 to 59",
             "bad:2:14: there is no option 'maxx'; did you mean 'max'?",

@@ -8,6 +8,7 @@ import logging
 import random
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, tzinfo
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from graphile_worker import (
     App,
     ConfigurationError,
     CronItem,
+    CrontabError,
     Events,
     JobSpec,
     Middleware,
@@ -769,7 +771,7 @@ class TestDeclaring:
             app.cron("0 9 * * *", payload={"copies": 1})(report)
 
     async def test_its_workers_have_these_items_and_those_given(self, database: str) -> None:
-        app = App(database)
+        app = App(database, crontab="0 7 * * * report ?id=early")
 
         @app.cron("0 8 * * *")
         @app.task
@@ -778,12 +780,30 @@ class TestDeclaring:
         async with app.running(crontab="0 9 * * * report ?id=later"):
             known: dict[str, Any] = {}
             async with asyncio.timeout(20):
-                while len(known) < 2:
+                while len(known) < 3:
                     known = await app.utils.known_crontabs()
-        assert sorted(known) == ["later", "report"]
+        assert sorted(known) == ["early", "later", "report"]
         with pytest.raises(ConfigurationError, match="two cron items with the identifier 'report'"):
             await app.run(crontab="0 9 * * * report")
         await app.close()
+
+    def test_an_app_has_one_crontab_as_text_as_a_file_or_as_items(self, tmp_path: Path) -> None:
+        path = tmp_path / "crontab"
+        item = CronItem("report", "0 8 * * *")
+        of_file = App(crontab_file=path)  # read when it is needed: who only adds jobs need not have it
+        with pytest.raises(ConfigurationError, match="cannot be read"):
+            _ = of_file.cron_items
+        path.write_text("0 8 * * * report")
+        for app in (of_file, App(crontab="0 8 * * * report"), App(cron_items=[item])):
+            assert app.cron_items == [item]
+            assert app.sets("crontab")
+        assert not App().sets("crontab")
+        with pytest.raises(CrontabError, match="the minute '60' is too large"):
+            App(crontab="60 * * * * report")
+        with pytest.raises(ConfigurationError, match="one of the three"):
+            App(crontab_file=path, crontab="")
+        with pytest.raises(ConfigurationError, match="one of the three"):
+            App(crontab_file=path, cron_items=[])
 
 
 @settings(

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, Unpack
 
 from graphile_worker.blocking import Blocking
 from graphile_worker.clients import DEFAULTS, Clients
+from graphile_worker.cron import parse_cron_items
 from graphile_worker.decorator import CronDecorator, TaskDecorator
 from graphile_worker.durations import takes_one
 from graphile_worker.emitter import Events
 from graphile_worker.errors import ConfigurationError
-from graphile_worker.loader import load_cron_items
+from graphile_worker.loader import check_one_crontab, load_cron_items
 from graphile_worker.middleware.base import check_middleware
 from graphile_worker.options import OnceOptions, RunOptions
 from graphile_worker.registry import Registry
@@ -28,6 +29,7 @@ from graphile_worker.task_options import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager
+    from os import PathLike
 
     import asyncpg
 
@@ -35,9 +37,11 @@ if TYPE_CHECKING:
     from graphile_worker._db.connect import Connection
     from graphile_worker._runtime.handlers import Tasks
     from graphile_worker.client import WorkerUtils
+    from graphile_worker.cron import CronItem
     from graphile_worker.job import Job, JobSpec
     from graphile_worker.logs import AnyLogger
     from graphile_worker.middleware import Middleware
+    from graphile_worker.options import CronItems
     from graphile_worker.runner import Drained, Runner
     from graphile_worker.tasks import HandlerClass, Task
 
@@ -68,6 +72,9 @@ class App:
             ``@asynccontextmanager``.
         middleware: What stands around the running of its jobs, and around the adding of jobs: a list of
             `Middleware`, the first outside.
+        crontab: Recurring tasks, as the text of a crontab, beside those of `cron`: see docs/cron.md.
+        crontab_file: The same as a file, which is read when a worker starts.
+        cron_items: The same as a list of `CronItem` or of dictionaries.
         events: An emitter to which listeners were added already.
         logger: Where to log; by default the logger ``graphile_worker``.
 
@@ -103,6 +110,9 @@ class App:
         on_invalid_payload: OnInvalidPayload = "retry",
         lifespan: Callable[[App], AbstractAsyncContextManager[Any]] | None = None,
         middleware: Iterable[Middleware] | None = None,
+        crontab: str | None = None,
+        crontab_file: str | PathLike[str] | None = None,
+        cron_items: CronItems | None = None,
         events: Events | None = None,
         logger: AnyLogger | None = None,
     ) -> None:
@@ -120,6 +130,10 @@ class App:
         self._blocking = Blocking()
         self.task = TaskDecorator(self._registry.declare)
         self.cron = CronDecorator()
+        check_one_crontab(crontab, crontab_file, cron_items)
+        self._crontab_file = crontab_file
+        self._cron_items = load_cron_items(crontab, None, cron_items)  # what is wrong is better said now
+        self._has_crontab = any(one is not None for one in (crontab, crontab_file, cron_items))
 
     def __repr__(self) -> str:
         return f"App(tasks={list(self._registry.tasks)!r})"
@@ -134,6 +148,13 @@ class App:
     def tasks(self) -> Mapping[str, AnyTask]:
         """The tasks by their identifiers. Their jobs go to this app, whoever else has included them."""
         return MappingProxyType(self._registry.tasks)
+
+    @property
+    def cron_items(self) -> list[CronItem]:
+        """What its workers add jobs of, and when: by `cron` and by its crontab."""
+        return parse_cron_items(
+            [*self.cron.items, *self._cron_items, *load_cron_items(None, self._crontab_file, None)]
+        )
 
     def include(self, *things: ModuleType | str | AnyTask | type[Any] | Iterable[Any]) -> None:
         """Add tasks that were declared without an app, by ``from graphile_worker import task``.
@@ -227,8 +248,8 @@ class App:
         self._clients.everywhere = utils
 
     def sets(self, setting: str) -> bool:
-        """Whether the app itself says something about that setting of its connections."""
-        return self._clients.sets(setting)
+        """Whether the app itself says something about that setting, of its connections or ``"crontab"``."""
+        return self._has_crontab if setting == "crontab" else self._clients.sets(setting)
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -309,7 +330,7 @@ class App:
     async def _worker(self, options: RunOptions) -> AsyncIterator[Runner]:
         _check_options(options, RunOptions)
         options["cron_items"] = [
-            *self.cron.items,
+            *self.cron_items,
             *load_cron_items(
                 options.pop("crontab", None), options.pop("crontab_file", None), options.get("cron_items")
             ),
@@ -328,9 +349,10 @@ class App:
 
 def _check_options(given: Iterable[str], known: type[OnceOptions | RunOptions]) -> None:
     for name in given:
+        if name in known.__annotations__:
+            continue
         if name in inspect.signature(App).parameters:
             raise ConfigurationError(f"The app itself has {name}: App({name}=...), or app.configure.")
-        if name not in known.__annotations__:
-            raise ConfigurationError(
-                f"A worker of an app takes no {name!r}. {unknown_option(name, known.__annotations__)}"
-            )
+        raise ConfigurationError(
+            f"A worker of an app takes no {name!r}. {unknown_option(name, known.__annotations__)}"
+        )

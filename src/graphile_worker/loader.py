@@ -94,12 +94,17 @@ def load_crontab(path: str | os.PathLike[str]) -> list[CronItem]:
     return parse_crontab(text, strict=None, source=str(path))
 
 
+def check_one_crontab(*given: object) -> None:
+    """Refuse items that are given in more than one way."""
+    if sum(one is not None for one in given) > 1:
+        raise ConfigurationError("Pass crontab, crontab_file or cron_items: one of the three.")
+
+
 def load_cron_items(
     crontab: str | None, crontab_file: str | os.PathLike[str] | None, cron_items: CronItems | None
 ) -> list[CronItem]:
     """The items, which are given as one of the three, or not at all."""
-    if sum(given is not None for given in (crontab, crontab_file, cron_items)) > 1:
-        raise ConfigurationError("Pass crontab, crontab_file or cron_items: one of the three.")
+    check_one_crontab(crontab, crontab_file, cron_items)
     if crontab is not None:
         return parse_cron_items(parse_crontab(crontab, strict=None))
     if crontab_file is not None:

@@ -69,7 +69,8 @@ class Group(click.Group):
             near = difflib.get_close_matches(args[0], self.commands, n=1)
             hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(self.commands)}."
             if ":" in args[0]:
-                hint = f"Did you mean: graphile-worker run {args[0]}?"
+                how = "run" if ctx.parent is None else f"{ctx.info_name} --app"
+                hint = f"Did you mean: graphile-worker {how} {args[0]}?"
             ctx.fail(f"There is no command {args[0]!r}. {hint}")
         return super().resolve_command(ctx, args)
 

@@ -113,7 +113,7 @@ async def _run(
         "listen": settings["listen"].value,
         "listen_dsn": settings["listen_connection"].value,
         "health": settings["health"].value,
-        "crontab_file": crontab_of(settings),
+        "crontab_file": crontab_of(settings, what),
         "handle_signals": True,
     }
     try:
@@ -272,7 +272,9 @@ async def _cleaned(settings: Mapping[str, Value], what: App | Tasks, chosen: lis
         return await utils.cleanup(chosen, keep_task_identifiers=keep)
 
 
-def crontab_of(settings: Mapping[str, Value]) -> str | None:
+def crontab_of(settings: Mapping[str, Value], what: App | Tasks | None) -> str | None:
     """The crontab to read, if there is one; one that was asked for must be there."""
     crontab, source = settings["crontab"]
+    if source == "default" and isinstance(what, App) and what.sets("crontab"):
+        return None
     return crontab if source != "default" or Path(crontab).exists() else None

@@ -18,6 +18,7 @@ from graphile_worker.client import WorkerUtils
 from graphile_worker.cron import CronItem, parse_cron_items
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.loader import load_crontab
+from graphile_worker.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,11 +34,9 @@ _FAR = timedelta(days=366 * 9)
 def print_schedules(settings: Mapping[str, Value], tasks_of: str | None, *, as_json: bool) -> None:
     """Print the items of the crontab, and of the app, and what the database knows of them."""
     logs.configure(settings["log_level"].value, settings["log_format"].value)
-    items, path = [], crontab_of(settings)
     found = None if tasks_of is None else load(settings, tasks_of)
     app = found if isinstance(found, App) else None
-    if app is not None:
-        items += app.cron.items
+    items, path = [] if app is None else app.cron_items, crontab_of(settings, found)
     if path is not None:
         items += load_crontab(path)
     items = parse_cron_items(items)
@@ -100,7 +99,7 @@ def check(paths: tuple[Path, ...]) -> bool:
             good = False
             click.echo(str(error), err=True)
         else:
-            click.echo(f"{path}: {len(items)} items")
+            click.echo(f"{path}: {counted(len(items), 'item')}")
     return good
 
 
