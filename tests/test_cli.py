@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +86,21 @@ def test_a_database_that_does_not_exist(graphile_worker_server: str) -> None:
         1,
         'Error: Database "nowhere" does not exist. Create it, or name another.\n',
     )
+
+
+def test_an_interrupt_while_it_starts_ends_it_without_a_traceback() -> None:
+    program = (
+        "import os, signal, sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'click': os.kill(os.getpid(), signal.SIGINT)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from graphile_worker.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_unknown_options_are_usage_errors_with_the_nearest_name() -> None:

@@ -211,7 +211,7 @@ class TestExitCodes:
 async def test_the_readme_word_for_word(database: str, tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text()
     [task] = re.findall(r"`tasks/hello.py`:\n\n```python\n(.*?)```", text, re.DOTALL)
-    [start, add_a_job] = re.findall(r"^\$ ((?:graphile-worker|psql) .*)$", text, re.MULTILINE)
+    [start, add_a_job] = re.findall(r"^\$ (.* postgresql://localhost/mine.*)$", text, re.MULTILINE)
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks/hello.py").write_text(task)
     if not shutil.which("psql"):
@@ -242,6 +242,7 @@ MISTAKES = [
     (["--schema-only", "--watch"], 2, "--watch and --schema-only cannot be combined."),
     (["--once", "--schema-only"], 2, "--once and --schema-only cannot be combined."),
     (["--jbos", "3"], 2, "Did you mean '--jobs'?"),
+    (["--concurrency", "0"], 2, "it must be an integer from 1 to 100,000."),
     (["-j", "0"], 2, "it must be an integer from 1 to 100,000."),
     (["--poll-interval", "soon"], 2, "it must be milliseconds, or a number with a unit"),
     (["shop.jobs:app"], 2, "Did you mean: graphile-worker run shop.jobs:app?"),

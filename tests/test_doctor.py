@@ -484,10 +484,12 @@ class TestTasks:
             await jobs.add(db, "mial", run_at=datetime.now(UTC) - timedelta(minutes=5))
             await jobs.add(db, "later", run_at=datetime.now(UTC) + timedelta(minutes=5))
             await jobs.add(db, "just now")
-            found = await finding("tasks", database)
+            found, new = (await examined(database))["tasks"]
         assert found.level is Level.WARNING
         assert "No worker of ours serves the task 'mial': 1 job is due, the oldest for 5 min" in found.says
+        assert "Is 'mail' meant?" in (found.advice or "")
         assert "Node and Rust do not tell" in (found.advice or "")
+        assert (new.level, "'just now'" in new.says) == (Level.NOTE, True)
 
     async def test_a_worker_that_cannot_tell_all_its_tasks(
         self, db: asyncpg.Connection, database: str

@@ -125,6 +125,8 @@ async def test_what_is_no_connection_string_is_refused_without_being_quoted(dsn:
         ("", "is empty"),
         (" ", "is empty"),
         ("embedded", "with a colon"),
+        ("embeded:", "mean embedded:"),
+        ("Embedded:folder/x", "mean embedded:"),
         ("embedded://localhost/x", "takes a folder"),
     ],
 )
@@ -198,8 +200,18 @@ def test_a_target_shows_no_password() -> None:
 async def test_a_wrong_password_is_named_as_such(server: EmbeddedPostgres) -> None:
     parts = urlsplit(server.dsn(tcp=True))
     dsn = f"postgresql://postgres:wrong@{parts.hostname}:{parts.port}/postgres"
-    with pytest.raises(DatabaseError, match="refuses the user: Password authentication failed"):
+    with pytest.raises(DatabaseError, match="refuses the user: Password authentication failed") as caught:
         await quick_add_job("t", dsn=dsn)
+    assert "No password is given" not in str(caught.value)
+
+
+async def test_a_password_that_is_not_there_is_named_as_such(
+    server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PGPASSWORD", raising=False)
+    parts = urlsplit(server.dsn(tcp=True))
+    with pytest.raises(DatabaseError, match="No password is given"):
+        await quick_add_job("t", dsn=f"postgresql://postgres@{parts.hostname}:{parts.port}/postgres")
 
 
 async def test_a_missing_socket_is_named(short_folder: Path) -> None:

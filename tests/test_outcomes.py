@@ -341,6 +341,10 @@ class TestWhateverAJobDoes:
         job, _ = await outcome_of(database, raising(Fail(OSError("no route"))))
         assert job.last_error == "no route"
 
+    async def test_an_error_whose_text_is_only_a_key_is_named(self, database: str) -> None:
+        job, _ = await outcome_of(database, raising(KeyError("name")))
+        assert job.last_error == "KeyError: 'name'"
+
     async def test_what_a_policy_chooses_says_why(self, database: str) -> None:
         def policy(_failure: Failure) -> None:
             raise Retry(after=60)
@@ -517,7 +521,7 @@ PLANS: dict[str, tuple[Any, int | None, str | None]] = {
     "fail": (Fail("never"), 25, "never"),
     "snooze": (Snooze(60, "not yet"), 0, "Snoozed for 60 s: not yet"),
     "cancel": (Cancel("off"), 25, "Cancelled: off"),
-    "exit": (SystemExit(3), 1, "3"),
+    "exit": (SystemExit(3), 1, "SystemExit: 3"),
 }
 """What a job does, how many attempts it then has (None: it is gone), and what it says of it."""
 

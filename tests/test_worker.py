@@ -8,6 +8,7 @@ import functools
 import logging
 import os
 import threading
+import traceback
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from graphile_worker import (
     Job,
     JobContext,
     JobSpec,
+    Middleware,
     SchemaMissingError,
     SchemaTooNewError,
     WorkerUtils,
@@ -35,12 +37,13 @@ from graphile_worker._db.listen import Ear, listening
 from graphile_worker._db.migrate import check_revisions
 from graphile_worker._runtime import lifecycle
 from graphile_worker._runtime import notifier as notifier_module
+from graphile_worker.middleware import SlowJobs
 from support.jobs import add, bring_to, count, existing, get, one
 from support.waiting import until
 from support.workers import DEADLINE, Gate, Heard, locked, nothing, running
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 THEIR_EVENTS = """pool:create pool:listen:connecting pool:listen:success pool:listen:error
 pool:listen:notification pool:listen:release pool:fatalError pool:release pool:gracefulShutdown
@@ -513,8 +516,8 @@ class TestTasks:
         [
             (ValueError("a message"), "a message"),
             (ValueError(), "ValueError"),
-            (KeyError("k"), "'k'"),
-            (SystemExit(3), "3"),
+            (KeyError("k"), "KeyError: 'k'"),
+            (SystemExit(3), "SystemExit: 3"),
             (SystemExit(), "SystemExit"),
             (KeyboardInterrupt(), "KeyboardInterrupt"),
             (asyncio.CancelledError(), "CancelledError"),
@@ -1071,6 +1074,34 @@ class TestLogging:
         assert failed.exc_info is not None
         assert failed.exc_info[0] is ValueError
         assert "hunter2" not in caplog.text
+
+    async def test_a_traceback_has_no_steps_of_this_library(
+        self, db: asyncpg.Connection, database: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        class Theirs(Middleware):
+            async def execute(self, _ctx: JobContext, proceed: Callable[[], Awaitable[Any]]) -> Any:
+                return await proceed()
+
+        [failed] = [
+            record
+            for record in await self.logged(db, database, caplog, middleware=[SlowJobs(60), Theirs()])
+            if "failed" in record.message
+        ]
+        assert failed.exc_info is not None
+        steps = [step.name for step in traceback.extract_tb(failed.exc_info[2])]
+        assert steps == ["execute", "bad"]
+
+    async def test_a_plain_function_that_seems_to_want_a_key_is_warned_about(
+        self, database: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def hello(name: str) -> None: ...
+
+        async def fine(payload: str, ctx: JobContext) -> None: ...
+
+        await once({"hello": hello, "fine": fine}, database)
+        assert "The task 'hello' is a plain function" in caplog.text
+        assert "not with its key 'name'" in caplog.text
+        assert "'fine'" not in caplog.text
 
     async def test_success_can_be_silent(
         self,

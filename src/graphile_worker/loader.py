@@ -138,9 +138,11 @@ def _spec_of(module_name: str) -> ModuleSpec:
     except (Exception, SystemExit) as error:
         raise ConfigurationError(f"{module_name} cannot be imported: {_what(error)}") from error
     if spec is None:
-        raise ConfigurationError(
-            f"There is no module {module_name}. Run the command where it is, or install it."
-        )
+        how = "Run the command where it is, or install it."
+        if module_name.endswith(".py"):
+            name = ".".join(Path(module_name).with_suffix("").parts)
+            how = f"A module is named without .py: {name}."
+        raise ConfigurationError(f"There is no module {module_name}. {how}")
     return spec
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _LONGEST_ERROR = 10_000
 _LAST_STEP = 10
+_WITHOUT_MESSAGE = (KeyError, SystemExit, StopIteration)
+"""What they are about is no sentence: a key, a status, a value."""
 
 
 class ControlFlow(Exception):  # noqa: N818 - no errors, but decisions
@@ -258,12 +260,17 @@ def describe_error(error: BaseException) -> str:
     'no such file'
     >>> describe_error(ValueError())
     'ValueError'
+    >>> describe_error(KeyError("name"))
+    "KeyError: 'name'"
     """
     try:
         text = str(error)
     except BaseException:  # noqa: BLE001 - an exception whose text cannot be had is still an exception
         text = ""
-    return storable(text or type(error).__name__)
+    kind = type(error).__name__
+    if text and isinstance(error, _WITHOUT_MESSAGE):
+        text = f"{kind}: {text}"
+    return storable(text or kind)
 
 
 def storable(text: str) -> str:

@@ -21,3 +21,14 @@ def counted(number: int, what: str, plural: str | None = None) -> str:
     ('1 job', '1,200 jobs', '2 queues are')
     """
     return f"{number:,} {what if number == 1 else plural or what + 's'}"
+
+
+def without_end(text: str) -> str:
+    """What happened, to stand inside of a sentence: without its full stop, and without a question at its end.
+
+    >>> without_end("Nobody answers. Is the server running?")
+    'Nobody answers'
+    """
+    if text.endswith("?"):
+        text = text.rpartition(". ")[0] or text[:-1]
+    return text.rstrip(".")

@@ -6,6 +6,7 @@ Node's ``?ssl=``, Unix sockets as ``?host=/folder`` or ``socket:/folder?db=name`
 
 from __future__ import annotations
 
+import difflib
 import os
 import ssl
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 from graphile_worker.errors import ConfigurationError
 
 EMBEDDED = "embedded:"
+_NEARLY = 0.85
 _CONNECT_TIMEOUT = 15.0
 _URL_SCHEMES = ("postgresql", "postgres", "pg")
 _NODE_SSL_MODES = {"0": "disable", "false": "disable", "no-verify": "require"}
@@ -33,6 +35,11 @@ class Target:
     description: str
     arguments: dict[str, Any] = field(repr=False)
     secrets: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def has_password(self) -> bool:
+        """Whether it says one itself; a file or the environment may have another."""
+        return bool(self.secrets)
 
     @property
     def several_hosts(self) -> bool:
@@ -54,8 +61,8 @@ def find_dsn(dsn: str | None) -> str:
     if os.environ.get("PGDATABASE"):
         return "postgresql://"  # the driver reads the other PG* variables
     raise ConfigurationError(
-        "No database was named. Pass a connection string "
-        "(postgresql://user@host/database), or set DATABASE_URL or PGDATABASE."
+        "No database was named. Pass a connection string (postgresql://user@host/database, or embedded: for "
+        "a private one), to the command by -c; or set DATABASE_URL or PGDATABASE."
     )
 
 
@@ -91,6 +98,9 @@ def _parse_name(name: str) -> Target:
         raise ConfigurationError("The connection string is empty.")
     if name == EMBEDDED[:-1]:
         raise ConfigurationError("Did you mean embedded: (with a colon)?")
+    before, colon, _ = name.partition(":")
+    if colon and difflib.get_close_matches(before, [EMBEDDED[:-1]], cutoff=_NEARLY):
+        raise ConfigurationError("Did you mean embedded:?")
     if set(name) & set("@:/?&"):
         raise unreadable()
     if "=" in name:

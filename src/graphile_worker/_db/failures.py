@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 from contextlib import contextmanager
 from enum import Enum, auto
@@ -32,6 +33,7 @@ _BY_CONSTRAINT = {
     "jobs_max_attempts_check": ("max_attempts", "GWBMA"),
 }
 _BAD_KEY_MODE = "GWBKM"
+_NONE_GIVEN = " No password is given, neither in the connection string nor as PGPASSWORD."
 
 
 @contextmanager
@@ -43,7 +45,8 @@ def connecting(target: Target) -> Iterator[None]:
     except asyncpg.InvalidCatalogNameError as error:
         raise DatabaseError(f"{sentence(error)} Create it, or name another.") from error
     except (asyncpg.InvalidPasswordError, asyncpg.InvalidAuthorizationSpecificationError) as error:
-        raise DatabaseError(f"The server ({where}) refuses the user: {sentence(error)}") from error
+        hint = "" if target.has_password or os.environ.get("PGPASSWORD") else _NONE_GIVEN
+        raise DatabaseError(f"The server ({where}) refuses the user: {sentence(error)}{hint}") from error
     except asyncpg.UndefinedObjectError as error:
         raise ConfigurationError(
             f"An option of the connection string is not known to the server: {sentence(error)} Remove it."

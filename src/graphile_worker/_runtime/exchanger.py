@@ -17,6 +17,7 @@ from graphile_worker._db.connect import is_open
 from graphile_worker._db.failures import Trouble, is_about_data, statement_failed, trouble_of
 from graphile_worker._db.workers import hold_session
 from graphile_worker.errors import GraphileWorkerError
+from graphile_worker.wording import without_end
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -37,7 +38,7 @@ class OutageError(Exception):
     def __init__(
         self, why: BaseException, *, unknown: bool, error: GraphileWorkerError | None = None
     ) -> None:
-        super().__init__(str(why).rstrip(".?") or type(why).__name__)
+        super().__init__(without_end(str(why)) or type(why).__name__)
         self.error = error
         """The same, for somebody who does not want to wait."""
         self.unknown = unknown

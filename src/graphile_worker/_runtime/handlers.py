@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     Tasks = Mapping[str, Callable[..., Any]]
 
 _PAYLOAD_AND_CONTEXT = 2
+_OF_ONE_KEY = {"str", "int", "float", "bool"}
 logger = logging.getLogger("graphile_worker")
 
 
@@ -266,5 +267,19 @@ def _read_function(identifier: str, function: Callable[..., Any]) -> ByPosition:
             f"The task {identifier!r} cannot be called with a payload and a context: its parameters are "
             f"{inspect.signature(function)}. It should take (payload) or (payload, ctx)."
         )
+    _warn_of_keys(identifier, by_position[:_PAYLOAD_AND_CONTEXT])
     takes_context = takes_any or len(by_position) >= _PAYLOAD_AND_CONTEXT
     return ByPosition(function, takes_context=takes_context)
+
+
+def _warn_of_keys(identifier: str, parameters: list[inspect.Parameter]) -> None:
+    """Who forgets ``@task`` would have a dictionary in place of a text, and a job that seems to be done."""
+    for one in parameters:
+        annotation = getattr(one.annotation, "__name__", one.annotation)
+        if annotation in _OF_ONE_KEY and one.name != "payload":
+            logger.warning(
+                "The task %r is a plain function, so it is called with the whole payload, and not with its "
+                "key %r. To have the keys as parameters put @task above it, from graphile_worker",
+                *(identifier, one.name),
+            )
+            return

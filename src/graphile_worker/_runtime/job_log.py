@@ -6,6 +6,7 @@ import logging
 import os
 from pathlib import Path
 from time import monotonic
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from graphile_worker import events as event
@@ -16,7 +17,6 @@ from graphile_worker.outcome import ControlFlow, Retry, describe_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import TracebackType
 
     from graphile_worker.emitter import Events
     from graphile_worker.logs import ScopedLogger
@@ -159,12 +159,22 @@ def _told(error: BaseException) -> _ExcInfo | None:
         return type(group), group, None
     # What the task chose needs no traceback, but what made it choose has one.
     cause = error.__cause__ if isinstance(error, ControlFlow) else error
-    traceback = None if cause is None else cause.__traceback__
-    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_PACKAGE):
-        traceback = traceback.tb_next
+    traceback = None if cause is None else _without_ours(cause.__traceback__)
     if cause is None or (traceback is None and not _is_remote(cause)):
         return None
     return type(cause), cause, traceback
+
+
+def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
+    """The steps that are not this library's: the task's, and those of the user's middleware around it."""
+    theirs: list[TracebackType] = []
+    while traceback is not None:
+        if not traceback.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            theirs.append(traceback)
+        traceback = traceback.tb_next
+    for step in reversed(theirs):
+        traceback = TracebackType(traceback, step.tb_frame, step.tb_lasti, step.tb_lineno)
+    return traceback
 
 
 def _is_remote(error: BaseException) -> bool:

@@ -16,6 +16,7 @@ from graphile_worker._db import exchange as database
 from graphile_worker._db.cancellations import CHANNEL as _CANCELLATION
 from graphile_worker._db.listen import Ear, listening
 from graphile_worker._runtime.service import Service, pause_after
+from graphile_worker.wording import without_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,7 +131,7 @@ class Notifier(Service):
                     " If there is a PgBouncer in between, pass listen_dsn with a direct connection, or "
                     "listen=False (--listen-connection, --no-listen)."
                 )
-            reason = str(error).rstrip(".?")
+            reason = without_end(str(error))
             self.logger.warning(
                 "Notifications of new jobs do not arrive (%s), so the queue is polled.%s", reason, hint
             )

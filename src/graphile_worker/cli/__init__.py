@@ -5,17 +5,23 @@ from __future__ import annotations
 import signal
 import sys
 
-import click
-
-from graphile_worker.cli import logs
-from graphile_worker.cli.command import root
-from graphile_worker.cli.exits import end_by
-from graphile_worker.errors import GraphileWorkerError
-
 
 def main() -> None:
     """Run the command; a mistake of the user's is a sentence, not a traceback."""
+    # It takes a while to import all that is needed. Ctrl-C in between ends it as it ends any program, unless
+    # whoever started us wants it to be ignored.
+    as_exception = signal.getsignal(signal.SIGINT)
+    if as_exception is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    import click  # noqa: PLC0415
+
+    from graphile_worker.cli import logs  # noqa: PLC0415
+    from graphile_worker.cli.command import root  # noqa: PLC0415
+    from graphile_worker.cli.exits import end_by  # noqa: PLC0415
+    from graphile_worker.errors import GraphileWorkerError  # noqa: PLC0415
+
     try:
+        signal.signal(signal.SIGINT, as_exception)
         sys.exit(root(prog_name="graphile-worker", standalone_mode=False))
     except click.ClickException as error:
         error.show()

@@ -35,7 +35,7 @@ def develop(settings: dict[str, Value], tasks_of: str | None) -> None:
         run_worker(settings, tasks_of)
         return
     if find_spec("watchfiles") is None:
-        raise MissingExtraError("dev needs packages more: pip install 'graphile-worker[embedded,watch]'")
+        raise MissingExtraError("dev needs two more packages: pip install 'graphile-worker[embedded,watch]'")
     tasks_of = app_of(settings, tasks_of)
     folder = Path(settings["tasks"].value)
     if tasks_of is None and not folder.exists() and not folder.with_name(f"{folder.name}.py").exists():

@@ -226,7 +226,7 @@ def load(settings: Mapping[str, Value], tasks_of: str | None) -> App | Tasks:
 
 def _watched(settings: Mapping[str, Value], tasks_of: str | None) -> list[Path]:
     if find_spec("watchfiles") is None:
-        raise MissingExtraError("--watch needs a package more: pip install 'graphile-worker[watch]'")
+        raise MissingExtraError("--watch needs one more package: pip install 'graphile-worker[watch]'")
     crontab = Path(settings["crontab"].value)
     if tasks_of is not None:
         return [Path.cwd(), crontab]

@@ -168,7 +168,7 @@ SETTINGS = (
         help="File with recurring tasks.",
     ),
     Setting(
-        name="jobs", flags=("-j", "--jobs"), read=count(1), default=1, metavar="N",
+        name="jobs", flags=("-j", "--concurrency", "--jobs"), read=count(1), default=1, metavar="N",
         help="How many jobs run at once.",
     ),
     Setting(

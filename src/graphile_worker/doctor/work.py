@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING
 
 from graphile_worker._db import queries, symptoms, workers
@@ -121,8 +122,9 @@ async def check_tasks(subject: Subject) -> list[Finding]:
     }
     lives = [worker for worker in (await _known(subject)).values() if worker.lives]
     served = {task for worker in lives for task in worker.tasks or ()}
-    late = {name: due for name, due in waiting.items() if name not in served and due[1] >= subject.limits.due}
-    if not late:
+    unserved = {name: due for name, due in waiting.items() if name not in served}
+    late = {name: due for name, due in unserved.items() if due[1] >= subject.limits.due}
+    if not (unserved if lives else late):
         says = f"{counted(sum(ready for ready, _ in waiting.values()), 'job is', 'jobs are')} due, and "
         says += "none of a task that nobody serves" if lives else "none for long"
         return [Finding(check="tasks", level=Level.OK, says=says, details=_as_details(waiting))]
@@ -136,14 +138,19 @@ async def check_tasks(subject: Subject) -> list[Finding]:
         return [
             Finding(check="tasks", level=Level.WARNING, says=says, advice=advice, details=_as_details(late))
         ]
-    return [_unserved(name, *due, lives) for name, due in sorted(late.items())]
+    return [
+        _unserved(name, *due, lives, is_late=name in late)
+        for name, due in sorted(unserved.items(), key=lambda item: (item[0] not in late, item[0]))
+    ]
 
 
-def _unserved(name: str, ready: int, seconds: float, lives: list[WorkerInfo]) -> Finding:
+def _unserved(name: str, ready: int, seconds: float, lives: list[WorkerInfo], *, is_late: bool) -> Finding:
     says = f"No worker of ours serves the task {name!r}: {counted(ready, 'job is', 'jobs are')} due"
     says += f", the oldest for {lasting(seconds)}"
-    level = Level.WARNING
-    advice = f"Give a worker that task, or remove its jobs. {_SILENT_ON_TASKS}"
+    level = Level.WARNING if is_late else Level.NOTE  # somebody may be about to start one
+    near = difflib.get_close_matches(name, {task for worker in lives for task in worker.tasks or ()}, n=1)
+    hint = f"Is {near[0]!r} meant? If not, give" if near else "Give"
+    advice = f"{hint} a worker that task, or remove its jobs. {_SILENT_ON_TASKS}"
     if any(_tells_only_some(worker) for worker in lives):
         level = Level.NOTE
         advice += " One of ours has too many tasks to tell them all."
