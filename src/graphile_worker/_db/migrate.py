@@ -105,13 +105,16 @@ class Pending(NamedTuple):
 async def find_pending(connection: Connection, schema: Schema) -> Pending:
     """Look what `migrate` would do, and do nothing."""
     found = await inspect_schema(connection, schema)
-    refuse_newer(found, schema)
-    if found.too_old:
-        raise _too_old(found, schema)
+    _refuse(found, schema)
     what = [step.what for step in steps(schema, found) if step.what]
     # On a schema that is in use they are built without locking anybody out.
     first = index_script(schema) if what and found.revision is not None else []
     return Pending(found.revision, what, script(schema, found, first) if what else "")
+
+
+async def check_adoptable(connection: Connection, schema: Schema) -> None:
+    """Refuse a schema that `migrate` would refuse."""
+    _refuse(await inspect_schema(connection, schema), schema)
 
 
 async def check_revisions(connection: Connection, schema: Schema) -> None:
@@ -219,6 +222,12 @@ def _too_old(found: Found, schema: Schema) -> SchemaTooOldError:
         f"and this library adopts {OLDEST_ADOPTED} or {REVISION}. Upgrade it with Graphile "
         f"Worker first: npx graphile-worker@0.18 --schema-only{option} -c YOUR_DATABASE"
     )
+
+
+def _refuse(found: Found, schema: Schema) -> None:
+    refuse_newer(found, schema)
+    if found.too_old:
+        raise _too_old(found, schema)
 
 
 def refuse_newer(found: Found, schema: Schema) -> None:
