@@ -45,7 +45,7 @@ class Audit:
     gave_up: int = 0
     """Workers that ended because they could not stop what might be others' by then."""
     superseded: int = 0
-    """Jobs that are left because their key was given to another while they ran, and that did not end well."""
+    """Jobs that are left because their key was taken from them while they ran, and that did not end well."""
 
 
 class Auditor:
@@ -64,6 +64,7 @@ class Auditor:
         """All rules."""
         self._every_job_ran()
         self._every_key_ran()
+        self._what_is_removed_is_gone()
         self._every_rerun_has_a_cause()
         self._what_is_complete_stays_so()
         self._nothing_overlaps()
@@ -92,6 +93,8 @@ class Auditor:
 
     def _every_key_ran(self) -> None:
         for key, token in self._last_of_key.items():
+            if self._may_be_removed(key, token):
+                continue
             # What may have been added after it may have replaced it.
             candidates = [token, *self._asked_after(key, token)]
             if not any(run.outcome == OK for one in candidates for run in self._history.runs.get(one, [])):
@@ -102,6 +105,26 @@ class Auditor:
     def _asked_after(self, key: str, token: str) -> list[str]:
         at = self._history.asked[token].at
         return [other.token for other in self._history.asked.values() if other.key == key and other.at > at]
+
+    def _may_be_removed(self, key: str, token: str) -> bool:
+        """Whether it was asked for after that; or before, and nobody knows when it happened."""
+        at = self._history.asked[token].at
+        return any(
+            asked.key == key and (asked.at > at or asked.token not in self._history.removed)
+            for asked in self._history.removing
+        )
+
+    def _what_is_removed_is_gone(self) -> None:
+        gone = {
+            removed.job: removed
+            for removed in self._history.removed.values()
+            if removed.job is not None and not removed.running
+        }
+        for run in self._history.all_runs:
+            removed = gone.get(run.begun.job)
+            if removed is not None and run.at > removed.at + _TOLERANCE:
+                what = f"job {run.begun.job} was removed before it ran"
+                self._breach("removed", what, text_of(removed), *run.lines)
 
     def _every_rerun_has_a_cause(self) -> None:
         for earlier, later in self._history.reruns():
@@ -174,7 +197,9 @@ class Auditor:
             self._breach("locked", f"{queue.queue!r} is locked at the end", text_of(queue))
 
     def _superseded(self, asked: Asked) -> bool:
-        return asked.key is not None and bool(self._asked_after(asked.key, asked.token))
+        return asked.key is not None and (
+            bool(self._asked_after(asked.key, asked.token)) or self._may_be_removed(asked.key, asked.token)
+        )
 
     def _attempts_add_up(self) -> None:
         for token, runs in self._history.runs.items():

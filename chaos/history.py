@@ -21,6 +21,8 @@ from chaos.ledger import (
     Line,
     Phase,
     Ready,
+    Removed,
+    Removing,
     Told,
     text_of,
 )
@@ -63,6 +65,9 @@ class History:
     asked: dict[str, Asked] = field(default_factory=dict)
     added: dict[str, Answered] = field(default_factory=dict)
     """Those that were surely added."""
+    removing: list[Removing] = field(default_factory=list)
+    removed: dict[str, Removed] = field(default_factory=dict)
+    """Those of which it is known what they came to."""
     faults: list[Fault] = field(default_factory=list)
     exits: list[Exited] = field(default_factory=list)
     ready: list[Ready] = field(default_factory=list)
@@ -104,6 +109,10 @@ class History:
                 self.told.append(line)
             case Phase():
                 self.phases.append(line)
+            case Removing():
+                self.removing.append(line)
+            case Removed():
+                self.removed[line.token] = line
             case LeftJob():
                 self.left.append(line)
             case LeftLock():

@@ -94,6 +94,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
     """It raises in so many first attempts."""
     max_attempts: int = 25
     seconds: float = 0.0
+    in_sql: bool = False
+    """Whether by a statement, as somebody adds it who has no library."""
 
     @property
     def doomed(self) -> bool:
@@ -108,6 +110,25 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     token: str
     job: int | None = None
     problem: str | None = None
+
+
+class Removing(msgspec.Struct, frozen=True, kw_only=True, tag="remove"):
+    """The job of a key is about to be removed."""
+
+    at: float
+    token: str
+    key: str
+
+
+class Removed(msgspec.Struct, frozen=True, kw_only=True, tag="removed"):
+    """What was surely removed; without such a line nobody knows."""
+
+    at: float
+    token: str
+    job: int | None = None
+    """None if no job had the key."""
+    running: bool = False
+    """Then it goes on, but is not tried again."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, tag="fault"):
@@ -155,7 +176,19 @@ class LeftLock(msgspec.Struct, frozen=True, kw_only=True, tag="locked queue"):
 
 
 Line: TypeAlias = (
-    Begun | Ended | Told | Ready | Exited | Asked | Answered | Fault | Phase | LeftJob | LeftLock
+    Begun
+    | Ended
+    | Told
+    | Ready
+    | Exited
+    | Asked
+    | Answered
+    | Removing
+    | Removed
+    | Fault
+    | Phase
+    | LeftJob
+    | LeftLock
 )
 
 _ENCODER = msgspec.json.Encoder()

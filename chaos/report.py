@@ -21,13 +21,16 @@ if TYPE_CHECKING:
     from chaos.audit import Audit
     from chaos.campaign import Campaign
     from chaos.history import History
+    from chaos.ledger import Removed
 
 _RULES = """\
 Workers run jobs while faults happen to them, to their connections and to the server, at moments that a seed
 decides. Every task writes a line when it begins and one when it ends, to a file that a `kill -9` does not
 harm. Afterwards it is checked that
 
-- every job that was surely added ran to success, or failed for good if it was meant to; of a key the last;
+- every job that was surely added ran to success, or failed for good if it was meant to; of a key the last,
+  unless it was removed;
+- what was removed by its key before it began did not run;
 - every run too many has a fault that hit its worker, or the server, during or right after the earlier run;
 - no two runs of a serial queue, or of a job, were going on at once, unless the process of the earlier one was
   frozen for longer than its lease: it may go on for a moment before it notices;
@@ -143,13 +146,22 @@ def _counts(outcome: Outcome) -> Table:
     rows = {
         "jobs surely added": len(history.added),
         "jobs of which nobody knows whether they were added": len(history.asked) - len(history.added),
+        "of these with a key": sum(history.asked[token].key is not None for token in history.added),
+        "of these in a serial queue and with a key": sum(
+            None not in {history.asked[token].key, history.asked[token].queue} for token in history.added
+        ),
+        "of these added in SQL": sum(history.asked[token].in_sql for token in history.added),
+        "jobs removed by their key before they ran": sum(
+            _was_waiting(one) for one in history.removed.values()
+        ),
+        "jobs whose key was removed while they ran": sum(one.running for one in history.removed.values()),
         "runs": len(runs),
         "runs that succeeded": outcomes[OK],
         "runs that failed as told": outcomes[RAISED],
         "runs too many, each with a cause": len(audit.causes),
         "of these after a fault that should not cost one": sum(not cause.expected for cause in audit.causes),
         "runs of a frozen process that went on for a moment after others took over": len(audit.frozen),
-        "jobs left because their key was given away while they ran": audit.superseded,
+        "jobs left because their key was taken from them while they ran": audit.superseded,
         "worker processes": len(history.ready),
         "workers that ended because they could not stop what others may run": audit.gave_up,
         "npm's worker ended by itself": crashes(history, NODE),
@@ -157,6 +169,10 @@ def _counts(outcome: Outcome) -> Table:
         "jobs held by Node's 4-hour rule": sum(len(jobs) for fault in freed for jobs in fault.locks.values()),
     }
     return Table(["", "count"], [[name, f"{count:,}"] for name, count in rows.items()], frozenset({0}))
+
+
+def _was_waiting(removed: Removed) -> bool:
+    return removed.job is not None and not removed.running
 
 
 def _of_mixed(history: History) -> dict[str, int]:

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from graphile_worker.testing import Databases, running_server
 from graphile_worker.testing.servers import fastest_folder
+from support import node
 from support.postgres import Installation, installations
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ def short_folder() -> Iterator[Path]:
 
 
 def pytest_report_header() -> str:
-    return "tested on: " + ", ".join(found.name for found in installations())
+    found = [one.name for one in installations()]
+    return "tested on: " + ", ".join([*found, f"Node {node.release() or 'that is not there'}"])
 
 
 @pytest.fixture(autouse=True)

@@ -26,6 +26,8 @@ from chaos.ledger import (
     Line,
     Phase,
     Ready,
+    Removed,
+    Removing,
     Told,
     read_file,
     text_of,
@@ -139,6 +141,40 @@ class TestEveryJobRuns:
         unsure = Asked(at=5, token="2", task=ASYNC, key="k")
         assert rules(*added("1", key="k"), unsure, *ran("2", 6, 7)) == []
         assert rules(*added("1", key="k"), unsure) == ["lost"]
+
+
+def removed(key: str, at: float, job: int | None, *, running: bool = False) -> list[Line]:
+    return [
+        Removing(at=at, token=f"r{at}", key=key),
+        Removed(at=at + 0.01, token=f"r{at}", job=job, running=running),
+    ]
+
+
+class TestRemovedJobs:
+    def test_one_that_was_removed_need_not_run(self) -> None:
+        assert rules(*added("1", key="k"), *removed("k", 1, 1)) == []
+
+    def test_one_that_was_added_after_that_must(self) -> None:
+        lines = [*added("1", key="k"), *removed("k", 1, 1), *added("2", 2, key="k")]
+        assert rules(*lines) == ["lost"]
+        assert rules(*lines, *ran("2", 3, 4)) == []
+
+    def test_another_key_is_no_excuse(self) -> None:
+        assert rules(*added("1", key="k"), *removed("l", 1, None)) == ["lost"]
+
+    def test_a_removal_of_which_nobody_knows_may_have_come_later(self) -> None:
+        assert rules(Removing(at=1, token="r", key="k"), *added("1", 2, key="k")) == []
+
+    def test_one_that_was_removed_must_not_run(self) -> None:
+        lines = [*added("1", key="k"), *ran("1", 2, 3)]
+        assert rules(*lines, *removed("k", 1, 1)) == ["removed"]
+        assert rules(*lines, *removed("k", 1, 1, running=True)) == []
+        assert rules(*lines, *removed("k", 2.5, 1, running=True)) == []
+
+    def test_one_that_lost_its_key_while_it_ran_may_be_left(self) -> None:
+        lines = [*added("1", key="k"), *ran("1", 1, None), *killed(FIRST, 2), left("1", attempts=25)]
+        assert rules(*lines, *removed("k", 1.5, 1, running=True)) == []
+        assert rules(*lines) == ["lost", "left"]
 
 
 class TestEveryRunTooManyHasACause:

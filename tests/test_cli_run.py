@@ -153,6 +153,12 @@ class TestRunning:
         assert "crontab:2:1: the minute '60' is too large" in done.stderr
 
 
+STUBBORN = "import time\ndef stubborn(payload):\n    print('begun', flush=True)\n    time.sleep(600)\n"
+BREAKING = """
+    insert into graphile_worker.migrations (id, breaking) values (1000001, true);
+    select pg_notify('worker:migrate', '{"migrationNumber": 1000001, "breaking": true}')"""
+
+
 class TestExitCodes:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
     async def test_it_dies_of_the_signal_that_stopped_it(
@@ -169,9 +175,7 @@ class TestExitCodes:
         self, db: asyncpg.Connection, database: str, folder: Path, number: signal.Signals
     ) -> None:
         """Others take its jobs, so it must not go on with them."""
-        (folder / "tasks/stubborn.py").write_text(
-            "import time\ndef stubborn(payload):\n    print('begun', flush=True)\n    time.sleep(600)\n"
-        )
+        (folder / "tasks/stubborn.py").write_text(STUBBORN)
         async with worker(folder, database, "--shutdown-grace", "10ms") as running:
             await running.until("Worker connected")
             await add(db, "stubborn")
@@ -185,12 +189,21 @@ class TestExitCodes:
     ) -> None:
         async with worker(folder, database) as running:
             await running.until("Worker connected")
-            await db.execute("insert into graphile_worker.migrations (id, breaking) values (1000001, true)")
-            await db.execute(
-                """select pg_notify('worker:migrate', '{"migrationNumber": 1000001, "breaking": true}')"""
-            )
+            await db.execute(BREAKING)
             assert await running.end() == 57
         assert "Traceback" not in running.text
+
+    async def test_also_if_a_thread_does_not_end(
+        self, db: asyncpg.Connection, database: str, folder: Path
+    ) -> None:
+        (folder / "tasks/stubborn.py").write_text(STUBBORN)
+        async with worker(folder, database, "--shutdown-grace", "10ms") as running:
+            await running.until("Worker connected")
+            await add(db, "stubborn")
+            await running.until("begun")
+            await db.execute(BREAKING)
+            await running.until("Waiting for jobs that cannot be interrupted: 1")
+            assert await running.end() == 57
 
     def test_to_begin_on_such_a_schema_is_an_error(self, empty_database: str, folder: Path) -> None:
         assert command(folder, "-c", empty_database, "--schema-only").returncode == 0

@@ -18,6 +18,7 @@ from graphile_worker import (
     SchemaError,
     SchemaTooNewError,
     SchemaTooOldError,
+    WorkerUtils,
     run_migrations,
 )
 from graphile_worker._db.migrate import migrate
@@ -371,8 +372,31 @@ class TestAdoption:
 
         await run_migrations(dsn=database)
 
-        assert "revision 21" in caplog.text
+        assert "revision 21, and this library knows those up to 20" in caplog.text
         assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+    async def test_the_rust_ports_19_becomes_nodes_with_20_and_that_is_told(
+        self, db: asyncpg.Connection, database: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Its 19 is not breaking, and the table of workers is in its 20."""
+        await db.execute("""
+            delete from graphile_worker.migrations where id = 20;
+            update graphile_worker.migrations set breaking = false where id = 19;
+            drop table graphile_worker._private_python_migrations, graphile_worker._private_workers;
+            drop function graphile_worker.worker_heartbeat, graphile_worker.worker_deregister,
+              graphile_worker.list_stale_workers, graphile_worker.list_orphan_locked_workers,
+              graphile_worker.recover_dead_worker_jobs, graphile_worker.delete_stale_workers""")
+        async with WorkerUtils(database) as utils:
+            pending = await utils.pending_migrations()
+        assert "mark revision 19 as breaking, as Node's is" in pending.what
+
+        await run_migrations(dsn=database)
+        await run_migrations(dsn=database)
+
+        [record] = caplog.records
+        assert "revision 19 was not marked as breaking, and is now" in record.getMessage()
+        marked = await db.fetch("select id from graphile_worker.migrations where breaking order by id")
+        assert [row["id"] for row in marked] == [1, 3, 11, 13, 14, 16, 19]
 
     async def test_newer_and_breaking_is_refused_naming_the_numbers(
         self, db: asyncpg.Connection, database: str

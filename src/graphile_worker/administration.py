@@ -206,6 +206,9 @@ class Administration:
             refund=refund_attempt_on_recovery,
             on_recovery=on_recovery,
         )
+        schema = self._session.schema
+        if not await self._session.call(lambda on: worker_queries.keeps_heartbeats(on, schema)):
+            return []  # no worker of ours was ever here
         sweeper = Sweeper(session=self._session, name="sweep", policy=policy, dry_run=dry_run)
         found = {one.worker.id: one for one in await sweeper.look(all_dead=True)}
         while sweeper.undecided - found.keys():

@@ -99,7 +99,8 @@ async def run(
             time that jobs are claimed.
         use_local_time: Take "now" from this machine's clock and not from the database's.
         interrupted_delay: After how long a job that was interrupted at shutdown is available again.
-        shutdown_grace: How long running jobs have after a signal before they are interrupted.
+        shutdown_grace: How long running jobs have after a signal or a breaking migration before they are
+            interrupted.
         min_reset_locked_interval: How often, at most, locks older than four hours are freed.
         max_reset_locked_interval: How often, at least.
         recovery: Off to neither say that this worker lives nor look whether others do. What it holds when it

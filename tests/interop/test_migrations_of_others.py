@@ -120,6 +120,20 @@ async def test_a_worker_of_016_refuses_what_we_installed(newest: Shared) -> None
             await old.start("see")
 
 
+async def test_and_what_the_rust_port_had_begun(empty: str) -> None:
+    """Under the number 19 it has something else, which keeps nobody out."""
+    await node.install("0.16.6", empty)
+    db = await asyncpg.connect(empty)
+    await db.execute("insert into graphile_worker.migrations (id, breaking) values (19, false)")
+    await db.close()
+    async with started("0.16.6", empty) as old:
+        await old.start("see")
+        await old.stop()
+        await run_migrations(empty)
+        with pytest.raises(NodeError):
+            await old.start("see")
+
+
 async def test_revision_19_is_brought_to_20_while_a_worker_of_017_keeps_running(empty: str) -> None:
     async with AsyncExitStack() as stack:
         old = await stack.enter_async_context(started("0.17.3", empty))

@@ -1,14 +1,12 @@
 """The Rust port's worker registry and its sweep, beside our workers: called as it calls them.
 
-The port is not run here. What it asks of the database in its recovery is a handful of statements, which are
-those of `RustWorker`; what they may find and do among our rows is what these tests are about.
+What they may find and do among our rows is what these tests are about.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +17,7 @@ from graphile_worker import WorkerUtils, run_migrations
 from support.here import Here
 from support.jobs import add, existing, get, lock
 from support.programs import program
+from support.rust import PATIENCE, RESILIENT, SWEEP_LOCK, THRESHOLD, RustWorker
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -27,42 +26,7 @@ if TYPE_CHECKING:
     from graphile_worker.testing import Databases
 
 VICTIM = Path(__file__).parent.parent / "support" / "victim.py"
-THRESHOLD = timedelta(seconds=5)
-"""After which it takes a worker for dead: five minutes by its defaults."""
 SHORT: dict[str, Any] = {"heartbeat_interval": 0.3, "lease": 4.0, "fast_lease": 1.2}
-SWEEP_LOCK = (0x47575253, 0x53574550)
-
-
-class RustWorker:
-    """What a worker of the port says and asks, with parameters as its driver sends them."""
-
-    def __init__(self, db: asyncpg.Connection, name: str = "graphile_worker_rust") -> None:
-        self._db = db
-        self.name = name
-
-    async def beat(self) -> None:
-        await self._db.execute("select graphile_worker.worker_heartbeat($1, $2)", self.name, '{"pid": 4711}')
-
-    async def deregister(self) -> None:
-        await self._db.execute("select graphile_worker.worker_deregister($1)", self.name)
-
-    async def sweep(self, *, dry_run: bool = False, delay: timedelta = timedelta(0)) -> tuple[list[str], int]:
-        """Whom it took for dead, and how many jobs it took from them."""
-        async with self._db.transaction():
-            if not await self._db.fetchval("select pg_try_advisory_xact_lock($1, $2)", *SWEEP_LOCK):
-                return [], 0
-            stale, orphans = [
-                await self._db.fetch(f"select worker_id from graphile_worker.{function}($1)", THRESHOLD)
-                for function in ("list_stale_workers", "list_orphan_locked_workers")
-            ]
-            dead = [row["worker_id"] for row in (*stale, *orphans)]
-            if dry_run or not dead:
-                return dead, 0
-            taken = await self._db.fetchval(
-                "select graphile_worker.recover_dead_worker_jobs($1, $2)", dead, delay
-            )
-            await self._db.execute("select graphile_worker.delete_stale_workers($1)", dead)
-            return dead, taken
 
 
 @pytest.fixture(params=["ours", "the port's"])
@@ -98,11 +62,11 @@ async def here(dsn: str, utils: WorkerUtils) -> AsyncIterator[Here]:
     await here.stop()
 
 
-async def age(db: asyncpg.Connection, worker: str) -> None:
+async def age(db: asyncpg.Connection, worker: str, thresholds: float = 2) -> None:
     await db.execute(
         "update graphile_worker._private_workers set last_heartbeat_at = now() - $2::interval where id = $1",
         worker,
-        2 * THRESHOLD,
+        thresholds * THRESHOLD,
     )
 
 
@@ -160,8 +124,9 @@ async def test_ours_never_takes_a_job_of_its(db: asyncpg.Connection, here: Here,
     assert (found.language, found.pid, found.jobs, found.queues) == ("rust", 4711, 1, 1)
 
 
+@pytest.mark.parametrize("with_hooks", [False, True])
 async def test_it_may_free_what_a_killed_worker_of_ours_held_and_each_job_runs_once_more(
-    dsn: str, db: asyncpg.Connection, here: Here
+    dsn: str, db: asyncpg.Connection, here: Here, *, with_hooks: bool
 ) -> None:
     job_id = (await add(db, "sleep", payload=600, queue_name="q"))["id"]
     async with program(sys.executable, VICTIM, dsn, json.dumps(SHORT), with_errors=True) as victim:
@@ -171,7 +136,7 @@ async def test_it_may_free_what_a_killed_worker_of_ours_held_and_each_job_runs_o
         await victim.end()
     await age(db, worker)
 
-    assert await RustWorker(db).sweep() == ([worker], 1)
+    assert await RustWorker(db).sweep(with_hooks=with_hooks) == ([worker], 1)
 
     job = await existing(db, job_id)
     assert (job["attempts"], job["locked_by"]) == (0, None), "the port gives the attempt back"
@@ -190,7 +155,7 @@ async def test_a_live_worker_of_ours_that_it_forgot_registers_anew_and_goes_on(
     db: asyncpg.Connection, here: Here
 ) -> None:
     worker = await here.start("see", **SHORT)
-    await db.execute("select graphile_worker.delete_stale_workers($1)", [worker])
+    await db.execute("select * from graphile_worker.delete_stale_workers($1::text[])", [worker])
 
     async def is_back() -> bool:
         rows = await db.fetch("select id from graphile_worker._private_workers")
@@ -231,6 +196,23 @@ async def test_its_sweep_takes_what_workers_without_heartbeats_have_held_for_lon
     assert (sorted(dead), taken) == (["pool-0123456789abcdef01", "python-without-recovery"], 2)
 
 
+async def test_a_job_with_its_flag_of_patience_is_left_alone_for_three_times_as_long(
+    db: asyncpg.Connection,
+) -> None:
+    """The flag is a job's, whoever added it, and so it holds for a worker of ours, too."""
+    rust, ours = RustWorker(db), RustWorker(db, "python-of-ours")
+    await ours.beat()
+    job_id = (await add(db, "hold", flags=[RESILIENT]))["id"]
+    await lock(db, job_id, by=ours.name)
+    await age(db, ours.name, PATIENCE - 1)
+    assert await rust.holds_resilient(ours.name)
+    assert [job["task_identifier"] for job in await rust.locked_jobs([ours.name])] == ["hold"]
+    assert await rust.sweep() == ([], 0)
+    await age(db, ours.name, PATIENCE + 1)
+    assert await rust.sweep() == ([ours.name], 1)
+    assert await rust.last_heartbeat(ours.name) is None
+
+
 async def test_both_sweeps_at_once_do_not_wait_for_each_other(
     db: asyncpg.Connection, utils: WorkerUtils
 ) -> None:
@@ -238,7 +220,12 @@ async def test_both_sweeps_at_once_do_not_wait_for_each_other(
     rust = RustWorker(db)
     await db.execute("begin")
     await db.fetchval("select pg_try_advisory_xact_lock($1, $2)", *SWEEP_LOCK)
-    await db.execute("select graphile_worker.recover_dead_worker_jobs($1, $2)", ["nobody"], timedelta(0))
+    await db.execute(
+        "select * from graphile_worker.recover_dead_worker_jobs"
+        "($1::text[], $2::bigint * interval '1 millisecond')",
+        ["nobody"],
+        0,
+    )
     assert await utils.sweep() == []
     await db.execute("commit")
     assert await rust.sweep() == ([], 0)

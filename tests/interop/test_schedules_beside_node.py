@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-VERSION = "0.18.0"
 TASK = "module.exports = async () => {};\n"
 
 
@@ -30,13 +29,13 @@ def databases(graphile_worker_databases: Databases) -> Databases:
 
 
 @asynccontextmanager
-async def nodes_worker(dsn: str, folder: Path, crontab: str) -> AsyncIterator[None]:
+async def nodes_worker(dsn: str, folder: Path, crontab: str, version: str = "0.18.0") -> AsyncIterator[None]:
     """npm's worker, with that crontab, and with no job that it could run."""
     (folder / "tasks").mkdir(exist_ok=True)
     (folder / "tasks" / "none.js").write_text(TASK)
     (folder / "crontab").write_text(crontab)
     process = await asyncio.create_subprocess_exec(
-        node.command(VERSION),
+        node.command(version),
         cwd=folder,
         env=node.environment(dsn),
         stdout=asyncio.subprocess.DEVNULL,
@@ -66,12 +65,15 @@ async def forget_since(db: asyncpg.Connection, *identifiers: str) -> datetime:
     return since
 
 
-async def test_both_fill_at_the_same_time(db: asyncpg.Connection, database: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["0.18.0", "0.17.3"])
+async def test_both_fill_at_the_same_time(
+    db: asyncpg.Connection, database: str, tmp_path: Path, version: str
+) -> None:
     crontab = "* * * * * a ?fill=1d\n*/7 * * * * b ?fill=1d {n: 1}\n"
     since = await forget_since(db, "a", "b")
     heard = Heard()
     async with (
-        nodes_worker(database, tmp_path, crontab),
+        nodes_worker(database, tmp_path, crontab, version),
         running({"none": nothing}, database, heard=heard, crontab=crontab),
     ):
         started = (await heard.until("cron:started")).start

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import subprocess
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 from benchmarks.server import connection_variables
@@ -22,14 +22,28 @@ class Finished(NamedTuple):
     output: str
 
 
+def missing(what: str) -> NoReturn:
+    """Skip the test; or fail it, where somebody has seen to it that nothing is missing."""
+    if os.environ.get("PEERS_REQUIRED"):
+        pytest.fail(f"{what}, and PEERS_REQUIRED is set")
+    pytest.skip(what)
+
+
 def command(version: str) -> str:
     """The path of the command of that version; skips the test where it is missing."""
     if shutil.which("node") is None:
-        pytest.skip("there is no Node here")
+        missing("there is no Node here")
     path = PEERS / f"graphile-worker-{version}" / "node_modules" / ".bin" / "graphile-worker"
     if not path.exists():
-        pytest.skip(f"npm did not bring graphile-worker@{version}")
+        missing(f"npm did not bring graphile-worker@{version}")
     return str(path)
+
+
+def release() -> str | None:
+    """Node's own version, if there is one."""
+    if shutil.which("node") is None:
+        return None
+    return subprocess.run(["node", "--version"], check=True, capture_output=True, text=True).stdout.strip()
 
 
 def environment(dsn: str) -> dict[str, str]:

@@ -32,6 +32,7 @@ _BY_CONSTRAINT = {
     "jobs_key_check": ("job_key", "GWBJK"),
     "jobs_max_attempts_check": ("max_attempts", "GWBMA"),
 }
+_NOT_OF_NODE = ("_private_python_", "_private_workers")
 _BAD_KEY_MODE = "GWBKM"
 _NONE_GIVEN = " No password is given, neither in the connection string nor as PGPASSWORD."
 
@@ -97,7 +98,9 @@ def statement_failed(error: Exception, schema: Schema) -> GraphileWorkerError:  
             | asyncpg.UndefinedObjectError()
         ):
             what = "is not installed in this database. Install"
-            if "_private_python_" in str(error):  # a part of it that was not there in the beginning
+            if any(
+                name in str(error) for name in _NOT_OF_NODE
+            ):  # not there in the beginning, or if Node made it
                 what = "lacks something that this release needs. Complete"
             return SchemaMissingError(
                 f"The schema {schema.name!r} {what} it with `await "

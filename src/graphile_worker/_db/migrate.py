@@ -105,13 +105,16 @@ class Pending(NamedTuple):
 async def find_pending(connection: Connection, schema: Schema) -> Pending:
     """Look what `migrate` would do, and do nothing."""
     found = await inspect_schema(connection, schema)
-    refuse_newer(found, schema)
-    if found.too_old:
-        raise _too_old(found, schema)
+    _refuse(found, schema)
     what = [step.what for step in steps(schema, found) if step.what]
     # On a schema that is in use they are built without locking anybody out.
     first = index_script(schema) if what and found.revision is not None else []
     return Pending(found.revision, what, script(schema, found, first) if what else "")
+
+
+async def check_adoptable(connection: Connection, schema: Schema) -> None:
+    """Refuse a schema that `migrate` would refuse."""
+    _refuse(await inspect_schema(connection, schema), schema)
 
 
 async def check_revisions(connection: Connection, schema: Schema) -> None:
@@ -221,6 +224,12 @@ def _too_old(found: Found, schema: Schema) -> SchemaTooOldError:
     )
 
 
+def _refuse(found: Found, schema: Schema) -> None:
+    refuse_newer(found, schema)
+    if found.too_old:
+        raise _too_old(found, schema)
+
+
 def refuse_newer(found: Found, schema: Schema) -> None:
     """Raise if it was changed in a way that we do not know."""
     if (found.breaking_revision or 0) > REVISION:
@@ -239,8 +248,8 @@ def refuse_newer(found: Found, schema: Schema) -> None:
 def _warn_of_newer(found: Found, schema: Schema) -> None:
     if (found.revision or 0) > REVISION:
         logger.warning(
-            "The schema %r is at revision %s of Graphile Worker, newer than the %s that this library "
-            "knows, but marked as compatible. Consider an upgrade of graphile-worker.",
+            "The schema %r is at revision %s, and this library knows those up to %s. What came after them is "
+            "marked as compatible, so work goes on. If it is Node's, consider an upgrade of graphile-worker.",
             schema.name,
             found.revision,
             REVISION,
@@ -257,8 +266,8 @@ async def _change(connection: Connection, schema: Schema) -> bool:
             return False
         if found.revision is None:
             _advise(schema, found)
-        if found.made_by_rust:
-            _tell_of_rust(found, schema)
+        if found.is_new_to_us:
+            _tell_of_others(found, schema)
         role = await connection.fetchval(statements["read_role"])
         for step in steps(schema, found):
             await connection.execute(step.sql)
@@ -283,13 +292,23 @@ def _advise(schema: Schema, found: Found) -> None:
         )
 
 
-def _tell_of_rust(found: Found, schema: Schema) -> None:
-    misses = "each of its add_job calls consumes identity values of tasks and queues"
-    if not found.marks_19_breaking:
-        misses += ", and Node workers older than 0.17 are not kept out"
-    logger.warning(
-        "The schema %r was installed by the Rust port, whose last revisions are not those of Node's "
-        "Graphile Worker under the same numbers, so that Node will never apply its own: %s.",
-        schema.name,
-        misses,
-    )
+def _tell_of_others(found: Found, schema: Schema) -> None:
+    """Of revisions that are not those of Node's under the same numbers, by what can be seen of them."""
+    we_write_20 = (found.revision or 0) < REVISION
+    seen = []
+    if not found.marks_19_breaking and we_write_20:
+        seen.append("revision 19 was not marked as breaking, and is now")
+    elif not found.marks_19_breaking:
+        seen.append("revision 19 is not marked as breaking: Node workers older than 0.17 are not kept out")
+    if found.brings_workers and not we_write_20:
+        seen.append(
+            "the table of workers is that of the Rust port's revision 20: if Node's was not applied before, "
+            "each add_job call consumes identity values of tasks and queues"
+        )
+    if seen:
+        logger.warning(
+            "Some revisions of the schema %r are not those of Node's Graphile Worker under the same numbers, "
+            "so that Node will never apply its own: %s.",
+            schema.name,
+            "; ".join(seen),
+        )

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from graphile_worker._db.callers import as_ours
 from graphile_worker._db.failures import translated
+from graphile_worker._db.migrate import check_adoptable
 from graphile_worker._db.retryable import retrying
+from graphile_worker.errors import DatabaseError, SchemaError, SchemaMissingError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -46,11 +48,26 @@ class Session:
                 return await operation(own)
 
         if connection is None:
-            with translated(self.schema):
-                return await retrying(once, attempts=attempts, logger=self.logger)
+            try:
+                with translated(self.schema):
+                    return await retrying(once, attempts=attempts, logger=self.logger)
+            except SchemaMissingError as error:
+                raise await self._why_missing(error) from error.__cause__
         ours = as_ours(connection)
         with translated(self.schema):
             return await operation(ours)
+
+    async def _why_missing(self, error: SchemaMissingError) -> SchemaError:
+        """A schema that we refuse lacks something too, and there it is no help to be sent to `migrate`."""
+        try:
+            with translated(self.schema):
+                async with self.connection() as own:
+                    await check_adoptable(own, self.schema)
+        except SchemaError as refusal:
+            return refusal
+        except DatabaseError:
+            pass  # then what is known already has to do
+        return error
 
     @asynccontextmanager
     async def connection(self, given: Connection | None = None) -> AsyncIterator[Connection]:

@@ -61,9 +61,14 @@ class Found:
         return self.revision is not None and self.revision < OLDEST_ADOPTED
 
     @property
-    def made_by_rust(self) -> bool:
-        """Whether the Rust port has installed it."""
-        return self.workers_exist and self.own_revision < WORKERS.id
+    def is_new_to_us(self) -> bool:
+        """Whether no installer of ours has been there."""
+        return self.own_revision < WORKERS.id
+
+    @property
+    def brings_workers(self) -> bool:
+        """Whether the table of workers was there before us: with its revision 20 the Rust port makes it."""
+        return self.workers_exist and self.is_new_to_us
 
 
 class Step(NamedTuple):
@@ -113,6 +118,10 @@ def _of_graphile(schema: Schema, found: Found) -> Iterator[Step]:
             schema.render(statements["record_revision_20"]),
         )
         yield Step("", functions)
+        if not found.marks_19_breaking:
+            # The Rust port has another 19. What we make of it is Node's 20, which comes after Node's 19.
+            mark = schema.render(statements["mark_revision_19"])
+            yield Step("mark revision 19 as breaking, as Node's is", mark)
         yield Step("", statements["announce_revision_20"])
 
 
@@ -126,7 +135,7 @@ def _of_ours(schema: Schema, found: Found) -> Iterator[Step]:
             f"add objects of this library: {migration.name}",
             schema.render(record.replace("{name}", migration.name)),
         )
-        if migration is not WORKERS or not found.made_by_rust:
+        if migration is not WORKERS or not found.brings_workers:
             yield Step("", schema.render(read_script(f"own/{migration.id:03}_{migration.name}.sql")))
 
 

@@ -159,13 +159,19 @@ async def read_workers(connection: Connection, schema: Schema, worker_ids: Seque
     return [_read_worker(row) for row in rows]
 
 
+async def keeps_heartbeats(connection: Connection, schema: Schema) -> bool:
+    """Whether there is a table in which workers say that they live: not on a schema that only Node knows."""
+    return bool(await connection.fetchval(statements_for(schema, _FILE)["keeps_heartbeats"], schema.quoted))
+
+
 async def list_workers(connection: Connection, schema: Schema, *, and_locks: bool) -> list[WorkerInfo]:
     """All workers, and what they hold; or only those with a row, which need no pass over the jobs."""
     statements = statements_for(schema, _FILE)
+    known = await keeps_heartbeats(connection, schema)
     if and_locks:
-        rows = await connection.fetch(statements["list_workers"])
+        rows = await connection.fetch(statements["list_workers" if known else "list_holders"])
     else:
-        rows = await connection.fetch(statements["read_workers"], None)
+        rows = await connection.fetch(statements["read_workers"], None) if known else []
     return [_read_worker(row) for row in rows]
 
 

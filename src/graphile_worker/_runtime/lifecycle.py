@@ -65,7 +65,7 @@ class Runner:
         self._lifespan = Lifespan(options.lifespan, self.logger)
         self._signals = SignalSubscriber(self._on_signal)
         self._interrupt = asyncio.Event()
-        self._signalled = False
+        self._process_ends = False
         self._error: GraphileWorkerError | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watching: asyncio.Task[None] | None = None
@@ -198,7 +198,7 @@ class Runner:
             unreachable = max(last_ran, last_reached) < patience
             too_late = interrupted_at is not None and max(last_ran, interrupted_at) < patience
             # A thread of ours would go on running a job that others take; if the process ends it does not.
-            dying = self._signalled and interrupted_at is not None and interrupted_at < patience
+            dying = self._process_ends and interrupted_at is not None and interrupted_at < patience
             if unreachable or too_late or dying:
                 raise _unrecorded(worker.in_hand)
             await _first_of(worker.idle, self._interrupt, seconds=_STEP)
@@ -269,8 +269,11 @@ class Runner:
             session = self._parts.session
             await session.call(lambda on: check_revisions(on, session.schema))
         except SchemaTooNewError as error:
+            if isinstance(self._error, SchemaTooNewError):
+                return  # it was told already, and is told again with each migration
             self._fail(error)
-            self._begin_stop("The schema was changed in a way that breaks this worker")
+            self._process_ends = self._process_ends or self._options.exit_if_stuck
+            self._stop_within(self._options.shutdown_grace, "Breaking migration")
         except GraphileWorkerError as error:
             self.logger.debug("The revision of the schema could not be read: %s", error)
 
@@ -278,10 +281,13 @@ class Runner:
         grace = self._options.shutdown_grace if count == 1 else 0.0
         kind = event.GracefulShutdown if count == 1 else event.ForcefulShutdown
         self.events.emit(kind(signal=number.name))
-        self.logger.info("%s: stopping; running jobs have %.1f s", number.name, grace)
-        self._signalled = True
+        self._process_ends = True
+        self._stop_within(grace, number.name)
+
+    def _stop_within(self, grace: float, why: str) -> None:
+        self.logger.info("%s: stopping; running jobs have %.1f s", why, grace)
         asyncio.get_running_loop().call_later(grace, self._interrupt.set)
-        self._begin_stop(f"{number.name} was received")
+        self._begin_stop(f"The worker was told to stop: {why}")
 
 
 def _noticed(task: asyncio.Task[None]) -> None:

@@ -81,6 +81,9 @@ insert into {schema}.migrations (id, breaking)
 -- name: record_revision_20
 insert into {schema}.migrations (id, breaking) values (20, false);
 
+-- name: mark_revision_19
+update {schema}.migrations set breaking = true where id = 19;
+
 -- name: announce_revision_20
 select pg_notify('worker:migrate', '{"migrationNumber":20,"breaking":false}');
 
