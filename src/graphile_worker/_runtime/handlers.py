@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from graphile_worker._runtime.batch import Batch, discard, failed_in_part, failures
+from graphile_worker._runtime.batch import Batch, discard, failed_in_part, failures, time_chosen
 from graphile_worker._runtime.references import reference_to
 from graphile_worker.binding import Items
 from graphile_worker.context import JobContext
@@ -155,7 +155,8 @@ class OfTask:
         """As the task chose, or its policy, or as Graphile Worker has it."""
         if isinstance(error, InvalidPayloadError) and self._ends_invalid:
             return failure(error, final=True)
-        if self._policy is None or isinstance(error, ControlFlow):
+        chose = isinstance(error, ControlFlow) or (isinstance(error, BatchError) and time_chosen(error))
+        if self._policy is None or chose:
             return failure(error)
         try:
             delay, at = check_decision(self._policy(Failure(job, error)))
@@ -205,6 +206,7 @@ def failure(error: BaseException, **when: Any) -> Outcome:
         return chosen(error)
     if isinstance(error, BatchError):
         when["final"] = error.final or when.get("final", False)
+        when = time_chosen(error) | when
         return Failed(error, left=error.places, batch_errors=error.errors, **when)
     return Failed(error, **when)
 
