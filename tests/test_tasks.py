@@ -214,6 +214,70 @@ class TestEnqueueing:
                 await app.add_job("hello", {"name": "Ann"}, **{wrong: 1})  # type: ignore[arg-type]
         assert await app.utils.list_jobs() == []
 
+    async def test_what_is_no_list_of_jobs_is_refused(self, app: App) -> None:
+        @app.task
+        async def say(payload: str) -> None: ...
+
+        calls: dict[Any, str] = {
+            lambda: app.add_jobs("abc"): "add_jobs takes specs in a list, or in anything else that can be",  # type: ignore[arg-type]
+            lambda: app.add_jobs(b"abc"): "not b'abc'",  # type: ignore[arg-type]
+            lambda: app.add_jobs(None): "not None",  # type: ignore[arg-type]
+            lambda: app.add_jobs(["say"]): "not 'say'. Task.spec(...) makes a spec, and so does JobSpec",  # type: ignore[list-item]
+            lambda: app.add_jobs([("say", "a")]): "not ('say', 'a')",  # type: ignore[list-item]
+            lambda: app.add_jobs(iter([b"say"])): "not b'say'",  # type: ignore[arg-type]
+            lambda: say.enqueue_many(None): "enqueue_many takes payloads in a list",  # type: ignore[arg-type]
+            lambda: say.enqueue_many("abc"): "not 'abc'",
+            lambda: say.enqueue_many({"payload": "a"}): "not {'payload': 'a'}",
+            lambda: asyncio.to_thread(say.enqueue_many_sync, None): "not None",  # type: ignore[arg-type]
+            lambda: asyncio.to_thread(app.add_jobs_sync, "abc"): "not 'abc'",  # type: ignore[arg-type]
+        }
+        for call, why in calls.items():
+            with pytest.raises(InvalidJobError) as caught:
+                await call()
+            assert why in str(caught.value)
+        assert await app.utils.list_jobs() == []
+
+    async def test_what_names_no_task_is_refused_with_what_was_meant(self, app: App) -> None:
+        app.task(SendEmail)
+
+        async def plain() -> None: ...
+
+        wrong: dict[Any, str] = {
+            SendEmail: "SendEmail is a class. Pass an instance of it, which is the payload: SendEmail(...).",
+            plain: "plain is a function, and no task. Declare it: app.task(plain).",
+            None: "None is neither the name of a task, nor a task, nor an instance of a class that is one.",
+            int: "<class 'int'> is neither the name of a task",
+            3.5: "3.5 is neither the name of a task",
+        }
+        for job, why in wrong.items():
+            with pytest.raises(InvalidJobError) as caught:
+                await app.add_job(job)
+            assert str(caught.value).startswith(why)
+
+    async def test_what_a_function_takes_by_position_alone_has_its_name_in_a_payload(self, app: App) -> None:
+        @app.task(job_key="{a}-{b}")
+        async def add(a: int, /, b: int = 2, **more: int) -> None:
+            sent.append((a, b, more))
+
+        jobs = [
+            await app.add_job("add", {"a": 1}),
+            await add.enqueue(3, 4),
+            *await add.enqueue_many([{"b": 6, "a": 5, "c": 7}]),
+        ]
+        assert [job.payload for job in jobs] == [{"a": 1}, {"a": 3, "b": 4}, {"a": 5, "b": 6, "c": 7}]
+        assert [job.key for job in jobs] == ["1-2", "3-4", "5-6"]
+        with pytest.raises(InvalidJobError, match="multiple values for argument 'a'"):
+            await add.enqueue(1, a=2)
+        await app.run_once()
+        assert sent == [(1, 2, {}), (3, 4, {}), (5, 6, {"c": 7})]
+
+    async def test_a_key_of_a_payload_may_have_any_name(self, app: App) -> None:
+        @app.task(job_key=lambda **names: str(names["self"]))
+        async def take(**names: int) -> None: ...
+
+        job = await take.enqueue(self=1, makes=2, about=3, args=4, payload=5)
+        assert (job.key, job.payload) == ("1", {"self": 1, "makes": 2, "about": 3, "args": 4, "payload": 5})
+
     async def test_using_says_everything_else(self, app: App) -> None:
         @app.task(priority=5, queue_name="q")
         async def hello(name: str) -> None: ...
@@ -379,6 +443,51 @@ class TestClasses:
         assert sorted(sent, key=str) == sorted(
             [Count(7), (SendEmail("Ann", 2), one.id), (Ship(days=[1, 2]), "ship")], key=str
         )
+
+    async def test_a_task_adds_what_the_app_adds(self, app: App) -> None:
+        """By instances, tasks and names, with the same options; and it refuses what the app refuses."""
+        app.task(SendEmail)
+        app.task(queue_name="counts")(Count)
+        refused: list[str] = []
+
+        @app.task(queue_name="greetings")
+        async def greet(name: str) -> None: ...
+
+        @app.task
+        async def fan_out(ctx: JobContext) -> None:
+            for wrong in ("options", "payload", "class"):
+                try:
+                    if wrong == "options":
+                        await ctx.add_job("elsewhere", queue="x")  # type: ignore[call-arg]
+                    elif wrong == "payload":
+                        await ctx.add_job(greet, {"name": 3})
+                    else:
+                        await ctx.add_job(SendEmail)  # type: ignore[arg-type]
+                except InvalidJobError as error:
+                    refused.append(str(error))
+            await ctx.add_job(SendEmail("Ann"), priority=3, run_at=LATER)
+            await ctx.add_job(greet, {"name": "Bob"}, timeout=30, run_at=LATER)
+            await ctx.add_job("elsewhere", {"n": 1}, timeout=timedelta(minutes=1))
+            specs: list[Any] = [Count(7), greet.using(run_at=LATER).spec("Cid")]
+            sent.extend(await ctx.add_jobs(iter(specs)))
+
+        await fan_out.enqueue()
+        assert await app.run_once() == Drained(2, 0)
+        assert refused == [
+            "add_job takes no 'queue'. Did you mean queue_name?",
+            "The task 'greet' cannot be given that: name: Expected `str`, got `int`.",
+            "SendEmail is a class. Pass an instance of it, which is the payload: SendEmail(...).",
+        ]
+        jobs = await app.utils.list_jobs()
+        assert sorted((job.task_identifier, job.queue_name, sorted(job.flags)) for job in jobs) == sorted(
+            [
+                ("send_email", None, []),
+                ("greet", "greetings", ["timeout:30"]),
+                ("elsewhere", None, ["timeout:60"]),
+                ("greet", "greetings", []),
+            ]
+        )
+        assert sent[0].queue_name == "counts"
 
     async def test_by_another_name(self, app: App) -> None:
         app.task("mail/send")(SendEmail)

@@ -45,7 +45,7 @@ class Binding:
         self._context_keyword = context.name if context and context.kind is context.KEYWORD_ONLY else None
         self._signature = inspect.Signature(
             [
-                field.parameter
+                _by_name(field.parameter)
                 for field in [*parameters.fields, *([parameters.extra] if parameters.extra else [])]
             ]
         )
@@ -259,6 +259,13 @@ def _check_batch(parameters: Parameters, about: str) -> None:
             f"{about} is for batches: its parameter {parameters.fields[0].parameter.name!r} must be a list, "
             f"such as list[str], not {type_name(kind)}."
         )
+
+
+def _by_name(parameter: inspect.Parameter) -> inspect.Parameter:
+    """In a payload each has its name, also one that the function takes by position alone."""
+    if parameter.kind is parameter.POSITIONAL_ONLY:
+        return parameter.replace(kind=parameter.POSITIONAL_OR_KEYWORD)
+    return parameter
 
 
 def _struct_field(field: Field) -> tuple[str, Any] | tuple[str, Any, Any]:

@@ -45,7 +45,7 @@ def read_job_key(given: str | MakesKey | None, binding: Binding, identifier: str
     return partial(_call, make, f"{about}, and")
 
 
-def _call(makes: MakesKey, about: str, *args: object, **kwargs: object) -> str | None:
+def _call(makes: MakesKey, about: str, /, *args: object, **kwargs: object) -> str | None:
     try:
         return makes(*args, **kwargs)
     except Exception as error:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PACKAGE = __name__.rpartition(".")[0]
+_ONE_OF_ITS_ARGUMENTS = (typing.Union, types.UnionType, typing.Annotated)
 
 
 class Field(NamedTuple):
@@ -90,7 +91,8 @@ def _check_field(parameter: inspect.Parameter, kind: Any, about: str) -> None:
 
 
 def _is_context(parameter: inspect.Parameter, kind: Any) -> bool:
-    for part in (kind, *typing.get_args(kind)):  # it may be optional
+    may_be = typing.get_args(kind) if typing.get_origin(kind) in _ONE_OF_ITS_ARGUMENTS else ()
+    for part in (kind, *may_be):
         if part is JobContext or typing.get_origin(part) is JobContext:
             return True
     # Without an annotation it is known by its usual name.

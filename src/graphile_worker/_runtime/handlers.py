@@ -19,6 +19,7 @@ from graphile_worker.errors import BatchError, ConfigurationError, InvalidPayloa
 from graphile_worker.job import MOST_IDENTIFIER, TIMEOUT_FLAG, check_text
 from graphile_worker.outcome import ControlFlow, Fail, Failed, chosen
 from graphile_worker.retry import Failure, check_decision
+from graphile_worker.specs import Specs
 from graphile_worker.tasks import Task, task_of
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from graphile_worker._runtime.references import Reference
     from graphile_worker.context import Around, Limit
-    from graphile_worker.job import Job, JobSpec
+    from graphile_worker.job import Job
     from graphile_worker.outcome import Outcome
 
     Tasks = Mapping[str, Callable[..., Any]]
@@ -239,10 +240,10 @@ def read_handlers(tasks: Tasks, *, on_invalid_payload: str = "retry") -> dict[st
     return handlers
 
 
-def read_specs(tasks: Tasks) -> dict[str, Callable[..., JobSpec]]:
-    """For tasks that were declared, what makes their jobs."""
+def read_specs(tasks: Tasks) -> Specs:
+    """What makes the specs of jobs, by those of the tasks that were declared."""
     found = ((identifier, task_of(function)) for identifier, function in tasks.items())
-    return {identifier: task.spec_for for identifier, task in found if task is not None}
+    return Specs({identifier: task for identifier, task in found if task is not None})
 
 
 def _read_function(identifier: str, function: Callable[..., Any]) -> ByPosition:
