@@ -54,9 +54,9 @@ _GRACE = 5.0
 class App:
     """Tasks, and the queue that their jobs go to.
 
-    Connections are opened when they are first needed, for each event loop its own, and closed with it: there
-    is no need to open or close an app, though ``async with app`` and `close` do. Nothing of it is global;
-    there may be several.
+    Connections are opened when they are first needed, for each event loop its own, and closed when that loop
+    ends, as `asyncio.run` ends it: so there is no need to open or close an app, though ``async with app`` and
+    `close` do. Nothing of it is global; there may be several.
 
     Args:
         dsn: The connection string; by default ``DATABASE_URL``, or the ``PG*`` variables.
@@ -295,6 +295,10 @@ class App:
 
     async def run(self, **options: Unpack[RunOptions]) -> None:
         """Run a worker until it is stopped, by a signal or by cancelling this.
+
+        A signal is only delayed: when the worker has stopped it goes where it would have gone, so after
+        SIGTERM the program ends here, and nothing behind this call runs. What is to be closed, `lifespan`
+        closes. Or let the program handle its signals: with ``handle_signals=False``, cancel this.
 
         Args:
             options: Those of `graphile_worker.run`, without what the app has itself.
