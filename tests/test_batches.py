@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from graphile_worker import (
     App,
     BatchError,
     Cancel,
+    ConfigurationError,
     Drained,
     Fail,
     InvalidJobError,
@@ -316,6 +318,25 @@ class TestTasks:
         job = await result(database, function, [{"n": 1}, {"n": 2}])
         assert job is not None
         assert (job.payload, job.last_error) == ([{"n": 2}], "1 of 2 items failed: [1] KeyError: 2")
+
+    async def test_its_items_come_in_what_it_asks_for(self, database: str) -> None:
+        kinds: list[Any] = [list, tuple, Sequence, Any, list[int], tuple[int, ...], Sequence[int]]
+        for kind in kinds:
+            got: list[Any] = []
+
+            async def function(items: Any) -> None:
+                got.append(items)  # noqa: B023 - it is called before the next one is made
+
+            function.__annotations__["items"] = kind
+            assert await result(database, task(batch=True)(function), [1, 2]) is None
+            assert got == [(1, 2) if "tuple" in str(kind) else [1, 2]]
+
+        async def pair(items: tuple[int, int]) -> None: ...
+
+        with pytest.raises(
+            ConfigurationError, match=r"'items' must be a list, such as list\[str\], not tuple"
+        ):
+            task(batch=True)(pair)
 
     async def test_by_keyword_too(self, database: str) -> None:
         @task(batch=True)

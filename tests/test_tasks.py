@@ -37,6 +37,10 @@ LATER = datetime(2100, 1, 1, tzinfo=UTC)
 sent: list[Any] = []
 
 
+async def _awaited_key(name: str) -> str:
+    return name
+
+
 @pytest.fixture(scope="session")
 def databases(graphile_worker_databases: Databases) -> Databases:
     return graphile_worker_databases
@@ -130,6 +134,13 @@ class TestDeclaring:
             ({"job_key": "k:{nme}"}, "it has no parameter 'nme'. It has: name"),
             ({"job_key": "k:{"}, "Single '{' encountered"),
             ({"job_key": "k:{}"}, "it has no parameter ''"),
+            ({"job_key": ""}, "is ''. It must be a template such as 'user:{user_id}', or a function"),
+            ({"job_key": b"k"}, "is b'k'. It must be a template"),
+            ({"job_key": lambda: "k"}, "cannot be called as the task is: too many positional arguments"),
+            ({"job_key": lambda name, other: "k"}, "missing a required argument: 'other'"),  # noqa: ARG005
+            ({"job_key": _awaited_key}, "is an async def. It must be a plain function"),
+            ({"batch": "no"}, "batch is 'no'; it must be True or False"),
+            ({"retry": {}}, "retry is {}"),
             ({"retry": "soon"}, "retry is 'soon'"),
             ({"on_invalid_payload": "x"}, "it must be 'retry' or 'fail'"),
             ({"queue": "x"}, "A task takes no 'queue'. Did you mean queue_name?"),
@@ -488,6 +499,16 @@ class TestClasses:
             ]
         )
         assert sent[0].queue_name == "counts"
+
+    def test_a_key_is_made_of_what_an_instance_has(self) -> None:
+        for kind, one in ((SendEmail, SendEmail("Ann")), (Ship, Ship(days=[3])), (Count, Count(7))):
+            field = {SendEmail: "to", Ship: "days[0]", Count: "n"}[kind]
+            app = App()
+            app.task(job_key=f"{{{field}}}/{{self.{field}}}")(kind)
+            key = app.tasks[kind.identifier].spec(one).job_key
+            assert key in {"Ann/Ann", "3/3", "7/7"}
+        with pytest.raises(ConfigurationError, match=r"'copy'\. It has: self, copies, to"):
+            task(job_key="{copy}")(SendEmail)
 
     async def test_by_another_name(self, app: App) -> None:
         app.task("mail/send")(SendEmail)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import typing
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -19,7 +20,7 @@ from graphile_worker.parameters import read_parameters, type_name
 from graphile_worker.payload import RESERVED_KEYS, decode_payload, encode_payload, without_reserved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from graphile_worker.context import JobContext
     from graphile_worker.parameters import Field, Parameters
@@ -98,6 +99,11 @@ class Binding:
             raise MisfitError("it must be a mapping of the function's parameters", "")
         return (), dict(payload)
 
+    @property
+    def example(self) -> Arguments:
+        """A call as a worker makes it, without values in it."""
+        raise NotImplementedError
+
     def takes(self, name: str) -> bool:
         """Whether an argument may be called that."""
         return self._parameters.extra is not None or name in self._signature.parameters
@@ -134,6 +140,11 @@ class ByKeys(Binding):
         context = parameters.context
         self._reserved = RESERVED_KEYS | ({context.name} if context is not None else set())
 
+    @property
+    def example(self) -> Arguments:
+        """By position where that is possible."""
+        return (None,) * self._by_position, dict.fromkeys(self._keywords)
+
     def _read(self, payload: Any) -> Arguments:
         rest = None
         if self._parameters.extra is not None and isinstance(payload, dict):
@@ -166,6 +177,11 @@ class Whole(Binding):
         super().__init__(function, parameters)
         self._convert = converter(parameters.fields[0].kind)
 
+    @property
+    def example(self) -> Arguments:
+        """The payload."""
+        return self.passing(None)
+
     def _read(self, payload: Any) -> Arguments:
         return self.passing(self._convert(payload))
 
@@ -186,14 +202,37 @@ class Whole(Binding):
         return (payload,), {}
 
 
+class Instance(Whole):
+    """The payload is an instance of a class, whose method is called."""
+
+    def __init__(self, function: Callable[..., Any], parameters: Parameters) -> None:
+        super().__init__(function, parameters)
+        self._attributes = sorted(field_names(parameters.fields[0].kind))
+
+    @property
+    def names(self) -> list[str]:
+        """Of the instance, and of what it has."""
+        return [*super().names, *self._attributes]
+
+    def named(self, bound: inspect.BoundArguments) -> dict[str, Any]:
+        """The same, by these names."""
+        [instance] = bound.arguments.values()
+        return {name: getattr(instance, name) for name in self._attributes} | super().named(bound)
+
+
 class Items(Whole):
     """One parameter takes a list, and each of its items is something to be done by itself."""
 
-    @property
-    def item(self) -> Any:
+    def __init__(self, function: Callable[..., Any], parameters: Parameters) -> None:
+        super().__init__(function, parameters)
+        kind = parameters.fields[0].kind
+        self.item = next(iter(typing.get_args(kind)), Any)
         """The type of an item."""
-        kinds = typing.get_args(self._parameters.fields[0].kind)
-        return kinds[0] if kinds else Any
+        self._make = tuple if _sequence_of(kind) is tuple else list
+
+    def passing(self, value: Any) -> Arguments:
+        """The items as the function takes them."""
+        return super().passing(self._make(value))
 
     def payload(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Arguments]:
         """The items as JSON's own values; there must be one."""
@@ -243,18 +282,22 @@ def read_class(kind: type[Any], identifier: str) -> Binding:
     parameters = read_parameters(run, about, owner=kind)
     if len(parameters.fields) != 1 or parameters.extra:
         raise ConfigurationError(f"{about} has a method run that takes something else than (self, ctx).")
-    return Whole(run, parameters)
+    return Instance(run, parameters)
+
+
+def _sequence_of(kind: Any) -> Any:
+    """What its items are in; None if it is no sequence of any length."""
+    origin, of = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin is tuple and of and of[1:] != (...,):
+        return None
+    return origin if origin in {list, tuple, Sequence, Any} else None
 
 
 def _check_batch(parameters: Parameters, about: str) -> None:
-    sequences = (list, typing.Sequence, tuple, typing.Any)
     if len(parameters.fields) != 1 or parameters.extra:
         raise ConfigurationError(f"{about} is for batches, and must take one list beside the context.")
     kind = parameters.fields[0].kind
-    if kind not in sequences and typing.get_origin(kind) not in {
-        list,
-        typing.get_origin(typing.Sequence[Any]),
-    }:
+    if _sequence_of(kind) is None:
         raise ConfigurationError(
             f"{about} is for batches: its parameter {parameters.fields[0].parameter.name!r} must be a list, "
             f"such as list[str], not {type_name(kind)}."

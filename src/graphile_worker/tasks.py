@@ -211,7 +211,7 @@ class Task(Enqueuer[Q], Generic[P, Q, R]):
         self.retry = read_policy(options.get("retry"))
         self.timeout = read_timeout(options.get("timeout"))
         self.executor = read_executor(options.get("executor"), self)
-        self.batch = bool(options.get("batch"))
+        self.batch = _read_batch(options.get("batch"))
         self.on_invalid_payload = options.get("on_invalid_payload")
         given: Any = {name: options.get(name) for name in JobOptions.__annotations__ if name != "timeout"}
         chosen: Any = {name: value for name, value in given.items() if value is not None}
@@ -346,6 +346,12 @@ def _mark_as_async(task: Any) -> None:
         inspect.markcoroutinefunction(task)
     else:  # Python 3.11
         task._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _read_batch(given: object) -> bool:
+    if given is not None and not isinstance(given, bool):
+        raise ConfigurationError(f"batch is {given!r}; it must be True or False.")
+    return bool(given)
 
 
 def _name_of(function: Any) -> str:
