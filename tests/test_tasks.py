@@ -25,6 +25,8 @@ from graphile_worker import (
     JobKeyMode,
     JobSpec,
     Task,
+    WorkerUtils,
+    run_once,
     task,
 )
 
@@ -509,6 +511,16 @@ class TestClasses:
             assert key in {"Ann/Ann", "3/3", "7/7"}
         with pytest.raises(ConfigurationError, match=r"'copy'\. It has: self, copies, to"):
             task(job_key="{copy}")(SendEmail)
+
+    async def test_a_worker_adds_jobs_by_the_names_that_it_has(self, database: str) -> None:
+        @task
+        async def count(ctx: JobContext, n: int) -> None:
+            if n:
+                await ctx.add_job("counting", {"n": n - 1})
+
+        async with WorkerUtils(database) as utils:
+            await utils.add_job("counting", {"n": 2})
+            assert await run_once({"counting": count}, database, handle_signals=False) == Drained(3, 0)
 
     async def test_by_another_name(self, app: App) -> None:
         app.task("mail/send")(SendEmail)
