@@ -21,6 +21,7 @@ from graphile_worker._runtime.handlers import read_handlers
 from graphile_worker.context import Surroundings
 from graphile_worker.logs import ScopedLogger
 from graphile_worker.payload import decode_payload
+from graphile_worker.specs import Specs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -105,7 +106,9 @@ def some_surroundings() -> Surroundings:
     """What jobs of a worker share; to be called on an event loop."""
     logger = ScopedLogger(logging.getLogger("graphile_worker"), {})
     utils = WorkerUtils("postgresql://localhost/none")
-    return Surroundings(worker_id="w", utils=utils, logger=logger, now=lambda: datetime.now(UTC))
+    return Surroundings(
+        worker_id="w", utils=utils, logger=logger, now=lambda: datetime.now(UTC), specs=Specs({})
+    )
 
 
 def a_job(task_identifier: str, payload: Any = None) -> Job:

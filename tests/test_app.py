@@ -96,6 +96,8 @@ class TestIncluding:
             (module("m", x=1), "The module m has no tasks"),
             (print, "becomes a task by @task"),
             (3, "include takes tasks"),
+            ({"audit": None}, "include takes tasks"),
+            (b"audit", "include takes tasks"),
         ]:
             with pytest.raises(ConfigurationError, match=why):
                 app.include(thing)  # type: ignore[arg-type]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,16 +15,19 @@ from graphile_worker import (
     App,
     BatchError,
     Cancel,
+    ConfigurationError,
     Drained,
     Fail,
     InvalidJobError,
     JobContext,
     JobState,
+    Retry,
     Snooze,
     WorkerUtils,
     run_once,
     task,
 )
+from graphile_worker.retry import Fixed
 from support.jobs import add, existing
 from support.workers import Heard
 
@@ -57,7 +61,7 @@ class Picky:
 
 
 class TestTasks:
-    @pytest.mark.parametrize("value", [None, [None, None, None], (1, "x", False), 3])
+    @pytest.mark.parametrize("value", [None, [None, None, None], (1, "x", False), [int, str, None]])
     async def test_returning_nothing_or_no_exception_means_that_all_are_done(
         self, database: str, value: Any
     ) -> None:
@@ -168,6 +172,95 @@ class TestTasks:
         assert job.payload == [1, 2]
         assert (job.last_error or "").startswith("It returned 1 results for 2 items.")
 
+    @pytest.mark.parametrize(
+        "value", [3, False, "abc", {1: ValueError()}, map(str, [1, 2, 3]), iter([None] * 3), {1, 2, 3}]
+    )
+    async def test_anything_but_a_list_of_results_fails_the_job_as_it_is(
+        self, database: str, value: Any
+    ) -> None:
+        """It may be that nothing was done: nobody has asked a generator yet."""
+
+        @task(batch=True)
+        async def function(_items: list[int]) -> Any:
+            return value
+
+        job = await result(database, function, [1, 2, 3])
+        assert job is not None
+        assert (job.payload, job.attempts) == ([1, 2, 3], 1)
+        assert job.last_error == (
+            f"It returned something of type {type(value).__name__}, so nobody knows which items are done. A "
+            "batch task returns nothing, or a list with one result for each item."
+        )
+
+    async def test_a_coroutine_that_it_returns_is_refused_too(self, database: str) -> None:
+        @task(batch=True)
+        async def function(_items: list[int]) -> Any:
+            return asyncio.sleep(0)
+
+        job = await result(database, function, [1, 2])
+        assert job is not None
+        assert (job.last_error or "").startswith("It returned something of type coroutine")
+
+    @pytest.mark.parametrize("value", [ValueError("whole"), ValueError])
+    async def test_an_exception_that_it_returns_counts_as_raised(self, database: str, value: Any) -> None:
+        @task(batch=True)
+        def function(_items: list[int]) -> Any:
+            return value
+
+        job = await result(database, function, [1, "x", 2])
+        assert job is not None
+        assert (job.payload, job.attempts) == ([1, "x", 2], 1)
+        assert job.last_error == ("ValueError" if value is ValueError else "whole")
+
+    @pytest.mark.parametrize("declared", [True, False])
+    async def test_the_class_of_an_exception_is_a_failure_as_with_raise(
+        self, database: str, declared: bool
+    ) -> None:
+        async def function(_payload: list[int]) -> list[Any]:
+            return [ValueError, None, UnicodeDecodeError, Cancel]
+
+        job = await result(database, task(batch=True)(function) if declared else function, [1, 2, 3, 4])
+        assert job is not None
+        assert job.payload == [1, 3]
+        assert job.last_error == "2 of 4 items failed: [0] ValueError; [2] UnicodeDecodeError"
+
+    @pytest.mark.parametrize("declared", [True, False])
+    async def test_if_all_items_that_are_tried_again_choose_a_time_the_earliest_holds(
+        self, database: str, declared: bool
+    ) -> None:
+        soon = datetime.now(UTC) + timedelta(seconds=300)
+
+        async def function(_payload: list[int]) -> list[Any]:
+            return [Retry("busy", after=500), Retry(at=soon), None, Snooze(400, "not yet"), Fail("never")]
+
+        named = task(batch=True, retry=Fixed(1))(function) if declared else function
+        job = await result(database, named, [1, 2, 3, 4, 5])
+        assert job is not None
+        assert (job.payload, job.attempts, job.run_at) == ([1, 2, 4, 5], 1, soon)
+        assert job.last_error == (
+            "4 of 5 items failed: [0] busy; [1] To be tried again; [3] not yet; [4] never"
+        )
+
+    async def test_a_snoozed_item_is_tried_after_its_delay_and_uses_an_attempt(self, database: str) -> None:
+        @task(batch=True)
+        async def function(_items: list[int]) -> list[Any]:
+            return [Snooze(600), Snooze(900)]
+
+        job = await result(database, function, [1, 2])
+        assert job is not None
+        assert job.attempts == 1
+        assert 600 <= (job.run_at - job.updated_at).total_seconds() < 700
+
+    async def test_if_one_chooses_no_time_the_policy_decides(self, database: str) -> None:
+        @task(batch=True, retry=Fixed(600))
+        async def function(_items: list[int]) -> list[Any]:
+            return [Retry("busy", after=5), ValueError("no")]
+
+        job = await result(database, function, [1, 2])
+        assert job is not None
+        assert 600 <= (job.run_at - job.updated_at).total_seconds() < 700
+        assert job.last_error == "2 of 2 items failed: [0] busy; [1] no"
+
     async def test_its_policy_decides_when_the_rest_is_tried(self, database: str) -> None:
         @task(batch=True, retry={BatchError: timedelta(minutes=10)})
         async def function(_items: list[int]) -> list[Any]:
@@ -225,6 +318,25 @@ class TestTasks:
         job = await result(database, function, [{"n": 1}, {"n": 2}])
         assert job is not None
         assert (job.payload, job.last_error) == ([{"n": 2}], "1 of 2 items failed: [1] KeyError: 2")
+
+    async def test_its_items_come_in_what_it_asks_for(self, database: str) -> None:
+        kinds: list[Any] = [list, tuple, Sequence, Any, list[int], tuple[int, ...], Sequence[int]]
+        for kind in kinds:
+            got: list[Any] = []
+
+            async def function(items: Any) -> None:
+                got.append(items)  # noqa: B023 - it is called before the next one is made
+
+            function.__annotations__["items"] = kind
+            assert await result(database, task(batch=True)(function), [1, 2]) is None
+            assert got == [(1, 2) if "tuple" in str(kind) else [1, 2]]
+
+        async def pair(items: tuple[int, int]) -> None: ...
+
+        with pytest.raises(
+            ConfigurationError, match=r"'items' must be a list, such as list\[str\], not tuple"
+        ):
+            task(batch=True)(pair)
 
     async def test_by_keyword_too(self, database: str) -> None:
         @task(batch=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import importlib
 import pathlib
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
@@ -273,6 +274,29 @@ class TestParameters:
         assert task("partial")(partial).binding.arguments({"point": {"x": 1}}, None) == ((Point(1),), {})
         assert task("object")(Callable()).binding.arguments({"point": {"x": 1}}, None) == ((Point(1),), {})
 
+    def test_a_function_of_another_module_means_what_is_there(
+        self, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whoever declares it may have something else by the same name."""
+        (tmp_path / "models_of_a_shop.py").write_text(
+            "from __future__ import annotations\n"
+            "from dataclasses import dataclass\n"
+            "@dataclass\nclass Point:\n    town: str\n"
+            "def ship(to: Point) -> None: ...\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        models = importlib.import_module("models_of_a_shop")
+
+        @dataclass
+        class Point:
+            x: int
+
+        def here(to: Point) -> None: ...
+
+        there = task(models.ship).binding.arguments({"to": {"town": "Ulm"}}, None)
+        assert there == ((models.Point("Ulm"),), {})
+        assert task(here).binding.arguments({"to": {"x": 1}}, None) == ((Point(1),), {})
+
 
 class TestMisfits:
     @pytest.mark.parametrize(
@@ -323,6 +347,9 @@ class TestRefusedAtImport:
             (str | datetime, "more than one str-like type"),
             (dict[tuple[int, int], str], "the keys of a JSON object are texts"),
             (type, "JSON cannot carry type"),
+            (list[JobContext], "JSON cannot carry JobContext"),
+            (Address | int, "containing a custom type, such as a model of pydantic's, may not contain"),
+            (Address | Order, "more than one custom type, such as a model of pydantic's."),
             (set[Point], "a set cannot have such items"),
             (frozenset[Address], "a set cannot have such items"),
             (set[dict[str, int]], "a set cannot have such items"),

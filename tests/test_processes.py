@@ -485,6 +485,18 @@ class TestContext:
             assert await once(served, database) == Drained(4, 0)
         assert (tmp_path / "told").read_text().endswith(" 3")
 
+    async def test_by_instances_and_tasks_too(self, database: str, tmp_path: Path) -> None:
+        async with WorkerUtils(database) as utils:
+            await utils.add_job("add_things", {"path": str(tmp_path / "told")})
+            await once(these("add_things"), database)
+            jobs = [(job.task_identifier, job.priority, job.payload) for job in await utils.list_jobs()]
+        path = str(tmp_path / "told")
+        assert sorted(jobs, key=str) == [
+            ("loose", 0, {"crop": {"left": 1, "size": {"width": 2}}}),
+            ("resize", 0, {"path": path, "width": 2}),
+            ("resize", 3, {"path": path, "width": 1}),
+        ]
+
     async def test_and_so_does_its_app(self, database: str, tmp_path: Path) -> None:
         path = tmp_path / "told"
         async with WorkerUtils(database) as utils:
@@ -495,11 +507,12 @@ class TestContext:
     async def test_what_it_cannot_do_it_is_told(self, database: str) -> None:
         served = these("add_badly", "typed_job")
         async with WorkerUtils(database) as utils:
-            for what in ("payload", "utils", "connection"):
+            for what in ("payload", "class", "utils", "connection"):
                 await utils.add_job("add_badly", {"what": what})
             await once(served, database)
             errors = {job.payload["what"]: job.last_error or "" for job in await utils.list_jobs()}
         assert "The task 'typed_job' cannot be given that: n" in errors["payload"]
+        assert errors["class"].startswith("Resize is a class. Pass an instance of it")
         assert "ctx.utils.stats cannot be had in a process: jobs can be added there" in errors["utils"]
         assert "ctx.connection cannot be had in a process" in errors["connection"]
 

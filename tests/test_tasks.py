@@ -25,6 +25,8 @@ from graphile_worker import (
     JobKeyMode,
     JobSpec,
     Task,
+    WorkerUtils,
+    run_once,
     task,
 )
 
@@ -35,6 +37,10 @@ if TYPE_CHECKING:
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
 sent: list[Any] = []
+
+
+async def _awaited_key(name: str) -> str:
+    return name
 
 
 @pytest.fixture(scope="session")
@@ -130,6 +136,13 @@ class TestDeclaring:
             ({"job_key": "k:{nme}"}, "it has no parameter 'nme'. It has: name"),
             ({"job_key": "k:{"}, "Single '{' encountered"),
             ({"job_key": "k:{}"}, "it has no parameter ''"),
+            ({"job_key": ""}, "is ''. It must be a template such as 'user:{user_id}', or a function"),
+            ({"job_key": b"k"}, "is b'k'. It must be a template"),
+            ({"job_key": lambda: "k"}, "cannot be called as the task is: too many positional arguments"),
+            ({"job_key": lambda name, other: "k"}, "missing a required argument: 'other'"),  # noqa: ARG005
+            ({"job_key": _awaited_key}, "is an async def. It must be a plain function"),
+            ({"batch": "no"}, "batch is 'no'; it must be True or False"),
+            ({"retry": {}}, "retry is {}"),
             ({"retry": "soon"}, "retry is 'soon'"),
             ({"on_invalid_payload": "x"}, "it must be 'retry' or 'fail'"),
             ({"queue": "x"}, "A task takes no 'queue'. Did you mean queue_name?"),
@@ -213,6 +226,70 @@ class TestEnqueueing:
             with pytest.raises(InvalidJobError, match=f"add_job takes no '{wrong}'. Did you mean {says}"):
                 await app.add_job("hello", {"name": "Ann"}, **{wrong: 1})  # type: ignore[arg-type]
         assert await app.utils.list_jobs() == []
+
+    async def test_what_is_no_list_of_jobs_is_refused(self, app: App) -> None:
+        @app.task
+        async def say(payload: str) -> None: ...
+
+        calls: dict[Any, str] = {
+            lambda: app.add_jobs("abc"): "add_jobs takes specs in a list, or in anything else that can be",  # type: ignore[arg-type]
+            lambda: app.add_jobs(b"abc"): "not b'abc'",  # type: ignore[arg-type]
+            lambda: app.add_jobs(None): "not None",  # type: ignore[arg-type]
+            lambda: app.add_jobs(["say"]): "not 'say'. Task.spec(...) makes a spec, and so does JobSpec",  # type: ignore[list-item]
+            lambda: app.add_jobs([("say", "a")]): "not ('say', 'a')",  # type: ignore[list-item]
+            lambda: app.add_jobs(iter([b"say"])): "not b'say'",  # type: ignore[arg-type]
+            lambda: say.enqueue_many(None): "enqueue_many takes payloads in a list",  # type: ignore[arg-type]
+            lambda: say.enqueue_many("abc"): "not 'abc'",
+            lambda: say.enqueue_many({"payload": "a"}): "not {'payload': 'a'}",
+            lambda: asyncio.to_thread(say.enqueue_many_sync, None): "not None",  # type: ignore[arg-type]
+            lambda: asyncio.to_thread(app.add_jobs_sync, "abc"): "not 'abc'",  # type: ignore[arg-type]
+        }
+        for call, why in calls.items():
+            with pytest.raises(InvalidJobError) as caught:
+                await call()
+            assert why in str(caught.value)
+        assert await app.utils.list_jobs() == []
+
+    async def test_what_names_no_task_is_refused_with_what_was_meant(self, app: App) -> None:
+        app.task(SendEmail)
+
+        async def plain() -> None: ...
+
+        wrong: dict[Any, str] = {
+            SendEmail: "SendEmail is a class. Pass an instance of it, which is the payload: SendEmail(...).",
+            plain: "plain is a function, and no task. Declare it: app.task(plain).",
+            None: "None is neither the name of a task, nor a task, nor an instance of a class that is one.",
+            int: "<class 'int'> is neither the name of a task",
+            3.5: "3.5 is neither the name of a task",
+        }
+        for job, why in wrong.items():
+            with pytest.raises(InvalidJobError) as caught:
+                await app.add_job(job)
+            assert str(caught.value).startswith(why)
+
+    async def test_what_a_function_takes_by_position_alone_has_its_name_in_a_payload(self, app: App) -> None:
+        @app.task(job_key="{a}-{b}")
+        async def add(a: int, /, b: int = 2, **more: int) -> None:
+            sent.append((a, b, more))
+
+        jobs = [
+            await app.add_job("add", {"a": 1}),
+            await add.enqueue(3, 4),
+            *await add.enqueue_many([{"b": 6, "a": 5, "c": 7}]),
+        ]
+        assert [job.payload for job in jobs] == [{"a": 1}, {"a": 3, "b": 4}, {"a": 5, "b": 6, "c": 7}]
+        assert [job.key for job in jobs] == ["1-2", "3-4", "5-6"]
+        with pytest.raises(InvalidJobError, match="multiple values for argument 'a'"):
+            await add.enqueue(1, a=2)
+        await app.run_once()
+        assert sent == [(1, 2, {}), (3, 4, {}), (5, 6, {"c": 7})]
+
+    async def test_a_key_of_a_payload_may_have_any_name(self, app: App) -> None:
+        @app.task(job_key=lambda **names: str(names["self"]))
+        async def take(**names: int) -> None: ...
+
+        job = await take.enqueue(self=1, makes=2, about=3, args=4, payload=5)
+        assert (job.key, job.payload) == ("1", {"self": 1, "makes": 2, "about": 3, "args": 4, "payload": 5})
 
     async def test_using_says_everything_else(self, app: App) -> None:
         @app.task(priority=5, queue_name="q")
@@ -379,6 +456,71 @@ class TestClasses:
         assert sorted(sent, key=str) == sorted(
             [Count(7), (SendEmail("Ann", 2), one.id), (Ship(days=[1, 2]), "ship")], key=str
         )
+
+    async def test_a_task_adds_what_the_app_adds(self, app: App) -> None:
+        """By instances, tasks and names, with the same options; and it refuses what the app refuses."""
+        app.task(SendEmail)
+        app.task(queue_name="counts")(Count)
+        refused: list[str] = []
+
+        @app.task(queue_name="greetings")
+        async def greet(name: str) -> None: ...
+
+        @app.task
+        async def fan_out(ctx: JobContext) -> None:
+            for wrong in ("options", "payload", "class"):
+                try:
+                    if wrong == "options":
+                        await ctx.add_job("elsewhere", queue="x")  # type: ignore[call-arg]
+                    elif wrong == "payload":
+                        await ctx.add_job(greet, {"name": 3})
+                    else:
+                        await ctx.add_job(SendEmail)  # type: ignore[arg-type]
+                except InvalidJobError as error:
+                    refused.append(str(error))
+            await ctx.add_job(SendEmail("Ann"), priority=3, run_at=LATER)
+            await ctx.add_job(greet, {"name": "Bob"}, timeout=30, run_at=LATER)
+            await ctx.add_job("elsewhere", {"n": 1}, timeout=timedelta(minutes=1))
+            specs: list[Any] = [Count(7), greet.using(run_at=LATER).spec("Cid")]
+            sent.extend(await ctx.add_jobs(iter(specs)))
+
+        await fan_out.enqueue()
+        assert await app.run_once() == Drained(2, 0)
+        assert refused == [
+            "add_job takes no 'queue'. Did you mean queue_name?",
+            "The task 'greet' cannot be given that: name: Expected `str`, got `int`.",
+            "SendEmail is a class. Pass an instance of it, which is the payload: SendEmail(...).",
+        ]
+        jobs = await app.utils.list_jobs()
+        assert sorted((job.task_identifier, job.queue_name, sorted(job.flags)) for job in jobs) == sorted(
+            [
+                ("send_email", None, []),
+                ("greet", "greetings", ["timeout:30"]),
+                ("elsewhere", None, ["timeout:60"]),
+                ("greet", "greetings", []),
+            ]
+        )
+        assert sent[0].queue_name == "counts"
+
+    def test_a_key_is_made_of_what_an_instance_has(self) -> None:
+        for kind, one in ((SendEmail, SendEmail("Ann")), (Ship, Ship(days=[3])), (Count, Count(7))):
+            field = {SendEmail: "to", Ship: "days[0]", Count: "n"}[kind]
+            app = App()
+            app.task(job_key=f"{{{field}}}/{{self.{field}}}")(kind)
+            key = app.tasks[kind.identifier].spec(one).job_key
+            assert key in {"Ann/Ann", "3/3", "7/7"}
+        with pytest.raises(ConfigurationError, match=r"'copy'\. It has: self, copies, to"):
+            task(job_key="{copy}")(SendEmail)
+
+    async def test_a_worker_adds_jobs_by_the_names_that_it_has(self, database: str) -> None:
+        @task
+        async def count(ctx: JobContext, n: int) -> None:
+            if n:
+                await ctx.add_job("counting", {"n": n - 1})
+
+        async with WorkerUtils(database) as utils:
+            await utils.add_job("counting", {"n": 2})
+            assert await run_once({"counting": count}, database, handle_signals=False) == Drained(3, 0)
 
     async def test_by_another_name(self, app: App) -> None:
         app.task("mail/send")(SendEmail)

@@ -54,9 +54,9 @@ _GRACE = 5.0
 class App:
     """Tasks, and the queue that their jobs go to.
 
-    Connections are opened when they are first needed, for each event loop its own, and closed with it: there
-    is no need to open or close an app, though ``async with app`` and `close` do. Nothing of it is global;
-    there may be several.
+    Connections are opened when they are first needed, for each event loop its own, and closed when that loop
+    ends, as `asyncio.run` ends it: so there is no need to open or close an app, though ``async with app`` and
+    `close` do. Nothing of it is global; there may be several.
 
     Args:
         dsn: The connection string; by default ``DATABASE_URL``, or the ``PG*`` variables.
@@ -190,13 +190,13 @@ class App:
         Raises:
             InvalidJobError: An argument is wrong; nothing was added.
         """
-        return await self.add_spec(self._registry.spec(job, payload, options), connection=connection)
+        return await self.add_spec(self._registry.specs.of(job, payload, options), connection=connection)
 
     def add_job_sync(
         self, job: str | AnyTask | HandlerClass, payload: Any = None, **options: Unpack[JobOptions]
     ) -> Job:
         """The same for code without an event loop, in any thread: waits until the job is added."""
-        return self.blocking(self.add_spec(self._registry.spec(job, payload, options)))
+        return self.blocking(self.add_spec(self._registry.specs.of(job, payload, options)))
 
     async def add_jobs(
         self, jobs: Iterable[JobSpec | HandlerClass], *, connection: Connection | None = None
@@ -208,14 +208,12 @@ class App:
                 that is a task. May be an iterator of any length.
             connection: A connection of the caller's: the jobs are added in its transaction.
         """
-        specs: Iterable[JobSpec] = map(self._registry.spec_of, jobs)
-        if isinstance(jobs, list | tuple):
-            specs = list(specs)  # then it can be repeated if the server asks for that
-        return await self.utils.add_jobs(specs, connection=connection)
+        return await self.utils.add_jobs(self._registry.specs.each(jobs), connection=connection)
 
     def add_jobs_sync(self, jobs: Iterable[JobSpec | HandlerClass]) -> list[Job]:
         """The same for code without an event loop."""
-        return self.blocking(self.add_jobs(list(jobs)))
+        specs = list(self._registry.specs.each(jobs))
+        return self.blocking(lambda: self.utils.add_jobs(specs))
 
     async def add_spec(self, spec: JobSpec, *, connection: Connection | None = None) -> Job:
         """Add the job that the spec describes, as it is."""
@@ -297,6 +295,10 @@ class App:
 
     async def run(self, **options: Unpack[RunOptions]) -> None:
         """Run a worker until it is stopped, by a signal or by cancelling this.
+
+        A signal is only delayed: when the worker has stopped it goes where it would have gone, so after
+        SIGTERM the program ends here, and nothing behind this call runs. What is to be closed, `lifespan`
+        closes. Or let the program handle its signals: with ``handle_signals=False``, cancel this.
 
         Args:
             options: Those of `graphile_worker.run`, without what the app has itself.

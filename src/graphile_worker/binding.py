@@ -1,51 +1,33 @@
 """Between a payload and the arguments of a task's function.
 
-Read once, when the task is declared: what the function takes, and whether JSON can carry it. A parameter
-named ``payload`` takes the payload whole; otherwise its keys are the parameters' names. The context is
-neither.
+A parameter named ``payload`` takes the payload whole; otherwise its keys are the parameters' names. The
+context is neither.
 """
 
 from __future__ import annotations
 
 import difflib
-import functools
 import inspect
-import types
 import typing
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from graphile_worker.context import JobContext
 from graphile_worker.conversion import MisfitError, convert, converter, field_names, is_known, why_not_json
 from graphile_worker.errors import ConfigurationError
+from graphile_worker.parameters import read_parameters, type_name
 from graphile_worker.payload import RESERVED_KEYS, decode_payload, encode_payload, without_reserved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
+
+    from graphile_worker.context import JobContext
+    from graphile_worker.parameters import Field, Parameters
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 _in_order = msgspec.structs.astuple
 _SIMPLE = (str, int, float, bool, type(None))
-_PACKAGE = __name__.rpartition(".")[0]
-
-
-class Field(NamedTuple):
-    """A parameter that comes out of the payload."""
-
-    parameter: inspect.Parameter
-    kind: Any
-
-
-class Parameters(NamedTuple):
-    """What a function takes."""
-
-    fields: list[Field]
-    extra: Field | None
-    """``**extra``: what else is in the payload."""
-    context: inspect.Parameter | None
-    place: int
-    """The context's, among those that are passed by position."""
 
 
 class Binding:
@@ -64,7 +46,7 @@ class Binding:
         self._context_keyword = context.name if context and context.kind is context.KEYWORD_ONLY else None
         self._signature = inspect.Signature(
             [
-                field.parameter
+                _by_name(field.parameter)
                 for field in [*parameters.fields, *([parameters.extra] if parameters.extra else [])]
             ]
         )
@@ -117,6 +99,11 @@ class Binding:
             raise MisfitError("it must be a mapping of the function's parameters", "")
         return (), dict(payload)
 
+    @property
+    def example(self) -> Arguments:
+        """A call as a worker makes it, without values in it."""
+        raise NotImplementedError
+
     def takes(self, name: str) -> bool:
         """Whether an argument may be called that."""
         return self._parameters.extra is not None or name in self._signature.parameters
@@ -153,6 +140,11 @@ class ByKeys(Binding):
         context = parameters.context
         self._reserved = RESERVED_KEYS | ({context.name} if context is not None else set())
 
+    @property
+    def example(self) -> Arguments:
+        """By position where that is possible."""
+        return (None,) * self._by_position, dict.fromkeys(self._keywords)
+
     def _read(self, payload: Any) -> Arguments:
         rest = None
         if self._parameters.extra is not None and isinstance(payload, dict):
@@ -185,6 +177,11 @@ class Whole(Binding):
         super().__init__(function, parameters)
         self._convert = converter(parameters.fields[0].kind)
 
+    @property
+    def example(self) -> Arguments:
+        """The payload."""
+        return self.passing(None)
+
     def _read(self, payload: Any) -> Arguments:
         return self.passing(self._convert(payload))
 
@@ -205,14 +202,37 @@ class Whole(Binding):
         return (payload,), {}
 
 
+class Instance(Whole):
+    """The payload is an instance of a class, whose method is called."""
+
+    def __init__(self, function: Callable[..., Any], parameters: Parameters) -> None:
+        super().__init__(function, parameters)
+        self._attributes = sorted(field_names(parameters.fields[0].kind))
+
+    @property
+    def names(self) -> list[str]:
+        """Of the instance, and of what it has."""
+        return [*super().names, *self._attributes]
+
+    def named(self, bound: inspect.BoundArguments) -> dict[str, Any]:
+        """The same, by these names."""
+        [instance] = bound.arguments.values()
+        return {name: getattr(instance, name) for name in self._attributes} | super().named(bound)
+
+
 class Items(Whole):
     """One parameter takes a list, and each of its items is something to be done by itself."""
 
-    @property
-    def item(self) -> Any:
+    def __init__(self, function: Callable[..., Any], parameters: Parameters) -> None:
+        super().__init__(function, parameters)
+        kind = parameters.fields[0].kind
+        self.item = next(iter(typing.get_args(kind)), Any)
         """The type of an item."""
-        kinds = typing.get_args(self._parameters.fields[0].kind)
-        return kinds[0] if kinds else Any
+        self._make = tuple if _sequence_of(kind) is tuple else list
+
+    def passing(self, value: Any) -> Arguments:
+        """The items as the function takes them."""
+        return super().passing(self._make(value))
 
     def payload(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Arguments]:
         """The items as JSON's own values; there must be one."""
@@ -229,7 +249,7 @@ def read_function(function: Callable[..., Any], identifier: str, *, batch: bool)
         raise ConfigurationError(f"@task is for functions and classes, not for {function!r}.")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(f"{about} yields, so calling it would run nothing of it.")
-    parameters = _read_parameters(function, about)
+    parameters = read_parameters(function, about)
     if batch:
         _check_batch(parameters, about)
         return Items(function, parameters)
@@ -259,124 +279,36 @@ def read_class(kind: type[Any], identifier: str) -> Binding:
     run = inspect.getattr_static(kind, "run", None)
     if not inspect.isfunction(run):
         raise ConfigurationError(f"{about} has no method run(self, ctx).")
-    parameters = _read_parameters(run, about, owner=kind)
+    parameters = read_parameters(run, about, owner=kind)
     if len(parameters.fields) != 1 or parameters.extra:
         raise ConfigurationError(f"{about} has a method run that takes something else than (self, ctx).")
-    return Whole(run, parameters)
+    return Instance(run, parameters)
+
+
+def _sequence_of(kind: Any) -> Any:
+    """What its items are in; None if it is no sequence of any length."""
+    origin, of = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin is tuple and of and of[1:] != (...,):
+        return None
+    return origin if origin in {list, tuple, Sequence, Any} else None
 
 
 def _check_batch(parameters: Parameters, about: str) -> None:
-    sequences = (list, typing.Sequence, tuple, typing.Any)
     if len(parameters.fields) != 1 or parameters.extra:
         raise ConfigurationError(f"{about} is for batches, and must take one list beside the context.")
     kind = parameters.fields[0].kind
-    if kind not in sequences and typing.get_origin(kind) not in {
-        list,
-        typing.get_origin(typing.Sequence[Any]),
-    }:
+    if _sequence_of(kind) is None:
         raise ConfigurationError(
             f"{about} is for batches: its parameter {parameters.fields[0].parameter.name!r} must be a list, "
-            f"such as list[str], not {_type_name(kind)}."
+            f"such as list[str], not {type_name(kind)}."
         )
 
 
-def _read_parameters(
-    function: Callable[..., Any], about: str, *, owner: type[Any] | None = None
-) -> Parameters:
-    fields: list[Field] = []
-    extra = context = None
-    place = 0
-    for position, parameter in enumerate(_signature(function, about).parameters.values()):
-        kind = owner if owner and position == 0 else _annotation(function, parameter, about)
-        if owner is None and position == 0 and parameter.name in {"self", "cls"}:
-            raise ConfigurationError(
-                f"{about} is a method, and nobody would know of which object. Make it a function, or give "
-                "@task a whole class with an identifier and a method run."
-            )
-        if _is_context(parameter, kind):
-            if context is not None:
-                raise ConfigurationError(f"{about} takes two contexts.")
-            context, place = parameter, len(fields)
-        elif parameter.kind is parameter.VAR_POSITIONAL:
-            raise ConfigurationError(
-                f"{about} takes *{parameter.name}, but what a payload has, has names. Take a list by a name."
-            )
-        else:
-            _check_field(parameter, kind, about)
-            if parameter.kind is parameter.VAR_KEYWORD:
-                extra = Field(parameter, kind)
-            else:
-                fields.append(Field(parameter, kind))
-    return Parameters(fields, extra, context, place)
-
-
-def _signature(function: Callable[..., Any], about: str) -> inspect.Signature:
-    try:
-        return inspect.signature(function)
-    except ValueError:  # some functions written in C do not tell
-        raise ConfigurationError(
-            f"{about} does not tell its parameters. Write a function around it."
-        ) from None
-
-
-def _check_field(parameter: inspect.Parameter, kind: Any, about: str) -> None:
-    if parameter.name in RESERVED_KEYS:
-        raise ConfigurationError(
-            f"{about} has a parameter {parameter.name!r}, which is taken out of the payload: it is at "
-            f"ctx.{parameter.name.lstrip('_')}."
-        )
-    if (why := why_not_json(kind)) is not None:
-        raise ConfigurationError(
-            f"{about} has a parameter {parameter.name!r} of type {_type_name(kind)}, which a payload "
-            f"cannot have: {why}."
-        )
-
-
-def _is_context(parameter: inspect.Parameter, kind: Any) -> bool:
-    for part in (kind, *typing.get_args(kind)):  # it may be optional
-        if part is JobContext or typing.get_origin(part) is JobContext:
-            return True
-    # Without an annotation it is known by its usual name.
-    return parameter.name == "ctx" and parameter.annotation is parameter.empty
-
-
-def _annotation(function: Callable[..., Any], parameter: inspect.Parameter, about: str) -> Any:
-    """The type of a parameter; without an annotation it may be anything."""
-    written = parameter.annotation
-    if written is parameter.empty:
-        return Any
-    holder = types.SimpleNamespace(__annotations__={parameter.name: written})
-    names = _globals_of(function)
-    try:
-        return typing.get_type_hints(holder, names, _locals_of_caller(), include_extras=True)[parameter.name]
-    except (NameError, AttributeError, TypeError, SyntaxError) as error:
-        # Linters move imports that only annotations need to where only type checkers see them.
-        name = written.partition("[")[0].rpartition(".")[2] if isinstance(written, str) else ""
-        if name == JobContext.__name__:
-            return JobContext
-        raise ConfigurationError(
-            f"{about} has a parameter {parameter.name!r} whose annotation {written!r} cannot be read: "
-            f"{error}. It is needed when the program runs: import it outside of `if TYPE_CHECKING:`, and "
-            "before the task."
-        ) from None
-
-
-def _globals_of(function: Any) -> dict[str, Any]:
-    """Names of the module that the function was written in."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = inspect.unwrap(function)
-    if not hasattr(function, "__globals__"):  # an object that can be called
-        function = inspect.unwrap(type(function).__call__)
-    return getattr(function, "__globals__", {})
-
-
-def _locals_of_caller() -> dict[str, Any]:
-    """Names of the function in which the task is declared, if it is in one: annotations may be about them."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
-        frame = frame.f_back
-    return {} if frame is None else dict(frame.f_locals)
+def _by_name(parameter: inspect.Parameter) -> inspect.Parameter:
+    """In a payload each has its name, also one that the function takes by position alone."""
+    if parameter.kind is parameter.POSITIONAL_ONLY:
+        return parameter.replace(kind=parameter.POSITIONAL_OR_KEYWORD)
+    return parameter
 
 
 def _struct_field(field: Field) -> tuple[str, Any] | tuple[str, Any, Any]:
@@ -392,7 +324,3 @@ def _struct_field(field: Field) -> tuple[str, Any] | tuple[str, Any, Any]:
 def _shown(function: Callable[..., Any]) -> str:
     name = getattr(function, "__qualname__", None) or repr(function)
     return f"{getattr(function, '__module__', '?')}.{name}"
-
-
-def _type_name(kind: Any) -> str:
-    return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind)

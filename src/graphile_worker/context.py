@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Unpack
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from graphile_worker.errors import TaskError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Generator, Iterable
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from graphile_worker.durations import Duration
     from graphile_worker.job import Job, JobSpec
     from graphile_worker.logs import ScopedLogger
+    from graphile_worker.specs import Named, Specs
+    from graphile_worker.task_options import JobOptions
+    from graphile_worker.tasks import HandlerClass
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar  # which type checkers bring along
@@ -96,9 +99,19 @@ class Around(Protocol):
         """The time as the queue sees it."""
 
     async def add_job(
-        self, identifier: str, payload: Any = None, *, connection: Connection | None = None, **options: Any
+        self,
+        job: Named,
+        payload: Any = None,
+        *,
+        connection: Connection | None = None,
+        **options: Unpack[JobOptions],
     ) -> Job:
         """Add a job."""
+
+    async def add_jobs(
+        self, jobs: Iterable[JobSpec | HandlerClass], *, connection: Connection | None = None
+    ) -> list[Job]:
+        """Add many jobs."""
 
     def stopping(self, task: str) -> Stopping:
         """What a job of that task is warned by."""
@@ -121,9 +134,9 @@ class Surroundings:
         logger: ScopedLogger,
         now: Callable[[], datetime],
         warned_apart: Iterable[str] = (),
-        specs: Mapping[str, Callable[..., JobSpec]] | None = None,
+        specs: Specs,
     ) -> None:
-        self._specs = specs or {}
+        self._specs = specs
         self._own: WeakKeyDictionary[Stopping, str] = WeakKeyDictionary()
         self._of_jobs: WeakValueDictionary[tuple[int, datetime | None], Stopping] = WeakValueDictionary()
         self._lock = threading.Lock()
@@ -138,14 +151,22 @@ class Surroundings:
         self.loop_thread = threading.get_ident()
 
     async def add_job(
-        self, identifier: str, payload: Any = None, *, connection: Connection | None = None, **options: Any
+        self,
+        job: Named,
+        payload: Any = None,
+        *,
+        connection: Connection | None = None,
+        **options: Unpack[JobOptions],
     ) -> Job:
         """Add a job; what a task of this worker says of its jobs holds, and its payload is checked."""
-        spec_for = self._specs.get(identifier)
-        if spec_for is None:
-            return await self.utils.add_job(identifier, payload, connection=connection, **options)
-        spec = spec_for({} if payload is None else payload, options)
+        spec = self._specs.of(job, payload, options)
         return await self.utils.add_spec(spec, connection=connection)
+
+    async def add_jobs(
+        self, jobs: Iterable[JobSpec | HandlerClass], *, connection: Connection | None = None
+    ) -> list[Job]:
+        """Add many jobs: specs, or instances of classes that are tasks of this worker."""
+        return await self.utils.add_jobs(self._specs.each(jobs), connection=connection)
 
     def stopping(self, task: str) -> Stopping:
         """What a job of that task is warned by."""
@@ -203,9 +224,9 @@ class JobContext(Generic[S]):
 
     Attributes:
         job: The job that runs.
-        add_job: Add a job, as `WorkerUtils.add_job` does. If this worker has the task, and it was made with
+        add_job: Add a job, as `App.add_job` does. If this worker has the task, and it was made with
             ``@task``, its payload is checked, and what it says of its jobs holds.
-        add_jobs: Add many jobs, as `WorkerUtils.add_jobs` does.
+        add_jobs: Add many jobs, as `App.add_jobs` does.
 
     Example:
         >>> from graphile_worker import JobContext
@@ -225,7 +246,7 @@ class JobContext(Generic[S]):
         self._told = surroundings.stopping(job.task_identifier) if deadline is None else deadline.stopping
         self._stopping: Stopping | None = None
         self.add_job = surroundings.add_job
-        self.add_jobs = surroundings.utils.add_jobs
+        self.add_jobs = surroundings.add_jobs
 
     def __repr__(self) -> str:
         return f"JobContext(job={self.job.id}, task={self.job.task_identifier!r})"

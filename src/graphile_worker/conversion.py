@@ -54,7 +54,8 @@ def why_not_json(kind: Any) -> str | None:
         found = types.type_info(kind)
     except (TypeError, ValueError) as error:
         # It begins with the sentence; what stands behind shows the type.
-        return str(error).split(" - type ", 1)[0].rstrip(".")
+        text = str(error).split(" - type ", 1)[0]
+        return text.replace("custom type", "custom type, such as a model of pydantic's,").rstrip(".,")
     except NameError as error:
         return f"it refers to a type that cannot be found: {error}"
     return next(filter(None, map(_why_not, _parts(found, set()))), None)

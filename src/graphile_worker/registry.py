@@ -1,19 +1,20 @@
-"""Which tasks an app has, and what jobs of theirs are to look like."""
+"""Which tasks an app has."""
 
 from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from graphile_worker.errors import ConfigurationError, InvalidJobError
-from graphile_worker.job import JobSpec
-from graphile_worker.task_options import JobOptions, check_job_options, with_timeout
-from graphile_worker.tasks import HandlerClass, Queue, Task, task_of
+from graphile_worker.errors import ConfigurationError
+from graphile_worker.specs import Specs
+from graphile_worker.tasks import task_of
 
 if TYPE_CHECKING:
+    from graphile_worker.tasks import Queue, Task
+
     AnyTask: TypeAlias = Task[Any, Any, Any]
 
 
@@ -27,6 +28,8 @@ class Registry:
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self.tasks: dict[str, AnyTask] = {}
+        self.specs = Specs(self.tasks)
+        """Of jobs that are to be added."""
 
     def include(self, things: Iterable[Any]) -> None:
         """Add what was declared elsewhere: tasks, modules or their names, lists of any of these."""
@@ -37,7 +40,7 @@ class Registry:
                 self._include_module(thing)
             elif (found := task_of(thing)) is not None:
                 self._include(found)
-            elif isinstance(thing, Iterable) and not isinstance(thing, type):
+            elif isinstance(thing, Iterable) and not isinstance(thing, type | Mapping | bytes):
                 self.include(thing)
             else:
                 raise ConfigurationError(
@@ -87,31 +90,6 @@ class Registry:
                 'them another name: @app.task("…").'
             )
         return known is None
-
-    def spec_of(self, job: JobSpec | HandlerClass) -> JobSpec:
-        """The spec of a job that is one, or an instance of a class that is a task."""
-        return job if isinstance(job, JobSpec) else self.spec(job, None, {})
-
-    def spec(self, job: str | AnyTask | HandlerClass, payload: Any, options: JobOptions) -> JobSpec:
-        """The spec of a job by the name of its task; checked, if the task is here."""
-        check_job_options("add_job", options)
-        if isinstance(job, Task):
-            job = job.identifier
-        if isinstance(job, str):
-            known = self.tasks.get(job)
-            if known is None:
-                return JobSpec(job, payload, **with_timeout(options))
-            return known.spec_for({} if payload is None else payload, options)
-        handler = next((task for task in self.tasks.values() if task.handler_class is type(job)), None)
-        if handler is None:
-            raise InvalidJobError(
-                f"{type(job).__name__} is no task of this app. Declare it: app.task({type(job).__name__})."
-            )
-        if payload is not None:
-            raise InvalidJobError(
-                f"A {type(job).__name__} is a payload itself; there cannot be another.", argument="payload"
-            )
-        return handler.make_spec((job,), {}, options)
 
 
 def _place(task: AnyTask) -> str:

@@ -226,7 +226,7 @@ def read_policy(given: object, name: str = "retry") -> Policy | None:
     match given:
         case None:
             return None
-        case Mapping():
+        case Mapping() if given:
             return ByException(given)
         case int() | float():  # people of other queues would read that as a number of attempts
             raise ConfigurationError(

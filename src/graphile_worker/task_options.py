@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from graphile_worker.durations import Duration, seconds, takes_one
@@ -10,7 +12,7 @@ from graphile_worker.errors import ConfigurationError, InvalidJobError
 from graphile_worker.job import TIMEOUT_FLAG, Job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable
     from datetime import datetime, timedelta
 
     from graphile_worker.job import JobKeyMode
@@ -89,6 +91,16 @@ def read_executor(given: object, function: Any) -> ExecutorOption:
             "task that is to run in a process at the top level of a module."
         )
     return "process" if given == "process" else None
+
+
+def check_many(function: str, what: str, given: object) -> None:
+    """Refuse what is no list of things, though a text can be read letter by letter."""
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
+        raise InvalidJobError(
+            f"{function} takes {what} in a list, or in anything else that can be iterated over, not "
+            f"{reprlib.repr(given)}.",
+            argument=what,
+        )
 
 
 def check_job_options(function: str, given: Iterable[str]) -> None:

@@ -31,6 +31,7 @@ from graphile_worker.task_options import (
     JobOptions,
     TaskOptions,
     check_job_options,
+    check_many,
     read_executor,
     read_timeout,
     with_timeout,
@@ -98,7 +99,7 @@ class Enqueuer(Generic[Q]):
         new._connection = self._connection if connection is None else connection
         return new
 
-    def spec(self, *args: Q.args, **kwargs: Q.kwargs) -> JobSpec:
+    def spec(self, /, *args: Q.args, **kwargs: Q.kwargs) -> JobSpec:
         """The job for a call with these arguments, not added yet: for `App.add_jobs`.
 
         Raises:
@@ -106,7 +107,7 @@ class Enqueuer(Generic[Q]):
         """
         return self._task.make_spec(args, kwargs, self._options)
 
-    async def enqueue(self, *args: Q.args, **kwargs: Q.kwargs) -> Job:
+    async def enqueue(self, /, *args: Q.args, **kwargs: Q.kwargs) -> Job:
         """Add a job that calls the function with these arguments, later and in a worker.
 
         Raises:
@@ -117,7 +118,7 @@ class Enqueuer(Generic[Q]):
         spec = self.spec(*args, **kwargs)
         return await self._task.queue.add_spec(spec, connection=self._connection)
 
-    def enqueue_sync(self, *args: Q.args, **kwargs: Q.kwargs) -> Job:
+    def enqueue_sync(self, /, *args: Q.args, **kwargs: Q.kwargs) -> Job:
         """The same for code without an event loop, in any thread: waits until the job is added."""
         spec = self.spec(*args, **kwargs)
         self._refuse_connection("enqueue_sync")
@@ -141,6 +142,10 @@ class Enqueuer(Generic[Q]):
         return self._task.queue.blocking(self._task.queue.add_jobs(list(self._specs(payloads))))
 
     def _specs(self, payloads: Iterable[Any]) -> Iterable[JobSpec]:
+        check_many("enqueue_many", "payloads", payloads)
+        return self._spec_after_spec(payloads)
+
+    def _spec_after_spec(self, payloads: Iterable[Any]) -> Iterable[JobSpec]:
         for number, payload in enumerate(payloads):
             try:
                 yield self._task.spec_for(payload, self._options)
@@ -206,7 +211,7 @@ class Task(Enqueuer[Q], Generic[P, Q, R]):
         self.retry = read_policy(options.get("retry"))
         self.timeout = read_timeout(options.get("timeout"))
         self.executor = read_executor(options.get("executor"), self)
-        self.batch = bool(options.get("batch"))
+        self.batch = _read_batch(options.get("batch"))
         self.on_invalid_payload = options.get("on_invalid_payload")
         given: Any = {name: options.get(name) for name in JobOptions.__annotations__ if name != "timeout"}
         chosen: Any = {name: value for name, value in given.items() if value is not None}
@@ -227,7 +232,7 @@ class Task(Enqueuer[Q], Generic[P, Q, R]):
     def __reduce__(self) -> str:
         return self.__qualname__  # in another process it is found where it was declared
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function, here and now: for tests, and for code that does not want a job."""
         return self.function(*args, **kwargs)
 
@@ -341,6 +346,12 @@ def _mark_as_async(task: Any) -> None:
         inspect.markcoroutinefunction(task)
     else:  # Python 3.11
         task._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _read_batch(given: object) -> bool:
+    if given is not None and not isinstance(given, bool):
+        raise ConfigurationError(f"batch is {given!r}; it must be True or False.")
+    return bool(given)
 
 
 def _name_of(function: Any) -> str:

@@ -227,10 +227,19 @@ def add(path: str, ctx: JobContext) -> None:
 
 
 @task(executor="process")
+def add_things(path: str, ctx: JobContext) -> None:
+    ctx.blocking(ctx.add_job(Resize(path, 1), priority=3))
+    ctx.blocking(ctx.add_job(loose, {"crop": {"left": 1, "size": {"width": 2}}}))
+    ctx.blocking(ctx.add_jobs([Resize(path, 2)]))
+
+
+@task(executor="process")
 def add_badly(what: str, ctx: JobContext) -> None:
     match what:
         case "payload":
             ctx.blocking(ctx.add_job("typed_job", {"n": "x"}))
+        case "class":
+            ctx.blocking(ctx.add_job(Resize))  # type: ignore[arg-type]
         case "utils":
             ctx.blocking(ctx.utils.stats())
         case "connection":

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from graphile_worker.conversion import MisfitError, convert
 from graphile_worker.errors import BatchError, InvalidPayloadError, TaskError
-from graphile_worker.outcome import Cancel, Fail, describe_error
+from graphile_worker.outcome import Cancel, Fail, Retry, Snooze, describe_error, storable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,20 +53,29 @@ class Batch:
 
         Raises:
             BatchError: Items failed.
-            TaskError: It returned another number of results, so nobody knows which are whose.
+            TaskError: It returned something else, so nobody knows which items are done.
         """
-        if isinstance(results, list | tuple):
-            count = len(self._places)  # the list that it got is its own by now
-            if len(results) != count:
-                discard(results)
-                raise TaskError(
-                    f"It returned {len(results)} results for {count} items. A batch task returns "
-                    "nothing, or one result for each item."
-                )
-            errors = await failures(results)
+        if (error := as_error(results)) is not None:
+            raise error
+        if results is not None:
+            errors = await failures(self._one_for_each(results))
             self._errors |= {self._places[place]: error for place, error in errors.items()}
         if self._errors:
             raise failed_in_part(self._count, self._errors, is_final=self._is_final)
+
+    def _one_for_each(self, results: Any) -> Sequence[Any]:
+        count = len(self._places)  # the list that it got is its own by now
+        if isinstance(results, list | tuple) and len(results) == count:
+            return results
+        if isinstance(results, list | tuple):
+            discard(results)
+            what = f"{len(results)} results for {count} items"
+        else:
+            discard([results])
+            what = f"something of type {type(results).__name__}, so nobody knows which items are done"
+        raise TaskError(
+            f"It returned {what}. A batch task returns nothing, or a list with one result for each item."
+        )
 
     def _is_final(self, error: BaseException) -> bool:
         return isinstance(error, Fail) or (self._final and isinstance(error, InvalidPayloadError))
@@ -78,11 +88,43 @@ async def failures(results: Sequence[Any]) -> dict[int, BaseException]:
     """
     if any(map(inspect.isawaitable, results)):
         results = await asyncio.gather(*map(_awaited, results), return_exceptions=True)
+    errors = {place: as_error(result) for place, result in enumerate(results)}
     return {
-        place: result
-        for place, result in enumerate(results)
-        if isinstance(result, BaseException) and not isinstance(result, Cancel)
+        place: error for place, error in errors.items() if error is not None and not isinstance(error, Cancel)
     }
+
+
+def as_error(result: Any) -> BaseException | None:
+    """What is to be raised for a result: it may be an exception or, as with ``raise``, the class of one."""
+    if isinstance(result, BaseException):
+        return result
+    if not (isinstance(result, type) and issubclass(result, BaseException)):
+        return None
+    try:
+        return result()
+    except Exception:  # noqa: BLE001 - it cannot be made without arguments
+        return TaskError(result.__name__)
+
+
+def time_chosen(error: BatchError) -> dict[str, Any]:
+    """When to try again, as `Failed` has it, if all items that are to be tried again have chosen a time.
+
+    They stay one job, so the earliest holds.
+    """
+    open_items = [item for item in error.errors if not isinstance(item, Fail)]
+    choices = [item for item in open_items if isinstance(item, Retry | Snooze)]
+    if not choices or len(choices) < len(open_items):
+        return {}
+    earliest = min(choices, key=_seconds_until)
+    if isinstance(earliest, Snooze):
+        return {"delay": earliest.delay}
+    return {"delay": earliest.after, "at": earliest.at}
+
+
+def _seconds_until(choice: Retry | Snooze) -> float:
+    if isinstance(choice, Retry) and choice.at is not None:
+        return (choice.at - datetime.now(UTC)).total_seconds()
+    return choice.delay if isinstance(choice, Snooze) else choice.after or 0.0
 
 
 def discard(results: Sequence[Any]) -> None:
@@ -107,7 +149,7 @@ def failed_in_part(
 ) -> BatchError:
     """An error that says which items failed, and of what."""
     places = sorted(errors)
-    named = "; ".join(f"[{place}] {describe_error(errors[place])}" for place in places[:_MOST_NAMED])
+    named = "; ".join(f"[{place}] {_told(errors[place])}" for place in places[:_MOST_NAMED])
     if len(places) > _MOST_NAMED:
         named += f"; and {len(places) - _MOST_NAMED} more"
     return BatchError(
@@ -116,3 +158,10 @@ def failed_in_part(
         places=places,
         final=all(map(is_final, errors.values())),
     )
+
+
+def _told(error: BaseException) -> str:
+    """Without the time that the item has chosen: that of another may hold."""
+    if isinstance(error, Retry | Snooze):
+        return storable(error.why or "To be tried again")
+    return describe_error(error)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from graphile_worker._runtime.batch import Batch, discard, failed_in_part, failures
+from graphile_worker._runtime.batch import Batch, discard, failed_in_part, failures, time_chosen
 from graphile_worker._runtime.references import reference_to
 from graphile_worker.binding import Items
 from graphile_worker.context import JobContext
@@ -19,6 +19,7 @@ from graphile_worker.errors import BatchError, ConfigurationError, InvalidPayloa
 from graphile_worker.job import MOST_IDENTIFIER, TIMEOUT_FLAG, check_text
 from graphile_worker.outcome import ControlFlow, Fail, Failed, chosen
 from graphile_worker.retry import Failure, check_decision
+from graphile_worker.specs import Specs
 from graphile_worker.tasks import Task, task_of
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from graphile_worker._runtime.references import Reference
     from graphile_worker.context import Around, Limit
-    from graphile_worker.job import Job, JobSpec
+    from graphile_worker.job import Job
     from graphile_worker.outcome import Outcome
 
     Tasks = Mapping[str, Callable[..., Any]]
@@ -156,7 +157,8 @@ class OfTask:
         """As the task chose, or its policy, or as Graphile Worker has it."""
         if isinstance(error, InvalidPayloadError) and self._ends_invalid:
             return failure(error, final=True)
-        if self._policy is None or isinstance(error, ControlFlow):
+        chose = isinstance(error, ControlFlow) or (isinstance(error, BatchError) and time_chosen(error))
+        if self._policy is None or chose:
             return failure(error)
         try:
             delay, at = check_decision(self._policy(Failure(job, error)))
@@ -206,6 +208,7 @@ def failure(error: BaseException, **when: Any) -> Outcome:
         return chosen(error)
     if isinstance(error, BatchError):
         when["final"] = error.final or when.get("final", False)
+        when = time_chosen(error) | when
         return Failed(error, left=error.places, batch_errors=error.errors, **when)
     return Failed(error, **when)
 
@@ -238,10 +241,10 @@ def read_handlers(tasks: Tasks, *, on_invalid_payload: str = "retry") -> dict[st
     return handlers
 
 
-def read_specs(tasks: Tasks) -> dict[str, Callable[..., JobSpec]]:
-    """For tasks that were declared, what makes their jobs."""
+def read_specs(tasks: Tasks) -> Specs:
+    """What makes the specs of jobs, by those of the tasks that were declared."""
     found = ((identifier, task_of(function)) for identifier, function in tasks.items())
-    return {identifier: task.spec_for for identifier, task in found if task is not None}
+    return Specs({identifier: task for identifier, task in found if task is not None})
 
 
 def _read_function(identifier: str, function: Callable[..., Any]) -> ByPosition:

@@ -22,15 +22,20 @@ from graphile_worker.durations import seconds
 from graphile_worker.errors import TaskError
 from graphile_worker.logs import ScopedLogger
 from graphile_worker.payload import decode_payload, encode_payload
+from graphile_worker.specs import Specs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine, Generator, Iterable
 
+    from graphile_worker._db.connect import Connection
     from graphile_worker._runtime.references import Program
     from graphile_worker._runtime.wire import Answer, Line, Setup
     from graphile_worker.client import WorkerUtils
     from graphile_worker.durations import Duration
     from graphile_worker.job import Job, JobSpec
+    from graphile_worker.specs import Named
+    from graphile_worker.task_options import JobOptions
+    from graphile_worker.tasks import HandlerClass
 
 T = TypeVar("T")
 
@@ -99,22 +104,29 @@ class ThroughWorker:
     def __init__(self, line: Line, schema: str) -> None:
         self._line = line
         self.schema = schema
+        self._specs = Specs({}, of_others=True)
         self._numbers = itertools.count()
         self._asked: dict[int, Future[Any]] = {}
 
-    async def add_job(self, identifier: str, payload: Any = None, **options: Any) -> Job:
+    async def add_job(
+        self, job: Named, payload: Any = None, *, connection: Connection | None = None, **options: Any
+    ) -> Job:
         """Add a job; what a task of the worker's says of its jobs holds."""
-        job: Job = await self._ask("add_job", identifier, _plain(payload), **options)
-        return job
+        if not isinstance(job, str):
+            spec = self._specs.of(job, payload, cast("JobOptions", options))
+            return await self.add_spec(spec, connection=connection)
+        added: Job = await self._ask("add_job", job, _plain(payload), connection=connection, **options)
+        return added
 
     async def add_spec(self, spec: JobSpec, **options: Any) -> Job:
         """Add the job that the spec describes, as it is."""
         job: Job = await self._ask("add_spec", _plain_spec(spec), **options)
         return job
 
-    async def add_jobs(self, specs: Iterable[JobSpec], **options: Any) -> list[Job]:
+    async def add_jobs(self, jobs: Iterable[JobSpec | HandlerClass], **options: Any) -> list[Job]:
         """Add many jobs."""
-        added: list[Job] = await self._ask("add_jobs", [_plain_spec(spec) for spec in specs], **options)
+        specs = [_plain_spec(spec) for spec in self._specs.each(jobs)]
+        added: list[Job] = await self._ask("add_jobs", specs, **options)
         return added
 
     def blocking(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -165,6 +177,7 @@ class Shared:
         self.worker_id = setup.worker_id
         self.utils = cast("WorkerUtils", utils)
         self.add_job = utils.add_job
+        self.add_jobs = utils.add_jobs
         self.logger = ScopedLogger(
             logging.getLogger(setup.logger), {"label": "worker", "worker_id": setup.worker_id}
         )

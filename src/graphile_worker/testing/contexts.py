@@ -17,6 +17,7 @@ from graphile_worker.context import JobContext, Stopping, Surroundings
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.job import Job, JobSpec, JobState
 from graphile_worker.logs import ScopedLogger
+from graphile_worker.specs import Specs
 from graphile_worker.testing.places import Place
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class _Surroundings(Surroundings):
     loop: asyncio.AbstractEventLoop | None  # type: ignore[assignment]
 
     def __init__(self, utils: Place, state: Any) -> None:
-        self._specs = {}
+        self._specs = Specs({}, of_others=True)
         self._stopping, self._apart = Stopping(), {}
         self.state, self.worker_id, self.utils = state, _WORKER, utils
         self.logger = ScopedLogger(

@@ -203,13 +203,14 @@ begin
             else greatest(now(), job.run_at)
               + coalesce(change.delay, exp(least(10, job.attempts))) * interval '1 second'
           end,
-          -- Of a batch the items that are left, as they are stored.
+          -- Of a batch the items that are left, as they are stored. There may be many thousands: a filter is no
+          -- condition that could become a join, and without hash joins a loop, so their places are hashed.
           payload = case
             when change."left" is null or json_typeof(job.payload) <> 'array' then job.payload
             else coalesce((
               select json_agg(item.value order by item.place)
+                filter (where item.place in (select unnest(change."left")))
               from json_array_elements(job.payload) with ordinality as item (value, place)
-              where item.place = any (change."left")
             ), job.payload)
           end,
           -- The attempt is given back, but not to a job whose key was taken over or removed while it ran: that
