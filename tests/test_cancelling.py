@@ -515,6 +515,30 @@ class TestOnAThread:
             assert heard.counts["job:success"] == 1
             assert await get(db, job.id) is None
 
+    @pytest.mark.parametrize("timeout", [None, 600])
+    async def test_what_it_returns_to_be_awaited_is_not_begun(
+        self, db: asyncpg.Connection, database: str, utils: WorkerUtils, timeout: float | None
+    ) -> None:
+        heard, thread_begun, begun = Heard(), threading.Event(), asyncio.Event()
+
+        async def rest() -> None:
+            begun.set()
+
+        @task(timeout=timeout)
+        def work(ctx: JobContext) -> Any:
+            stopping = ctx.stopping
+            thread_begun.set()
+            assert stopping.wait(DEADLINE)
+            return rest()
+
+        async with running({"task": work}, database, heard=heard):
+            job = await utils.add_job("task")
+            await asyncio.to_thread(thread_begun.wait)
+            await utils.cancel_job(job.id, "called off")
+            await heard.until("job:complete")
+            assert await is_cancelled(db, job.id)
+            assert not begun.is_set()
+
     async def test_with_a_timeout_it_is_told_before_that_is_over(
         self, db: asyncpg.Connection, database: str, utils: WorkerUtils
     ) -> None:

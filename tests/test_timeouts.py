@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 import threading
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ from graphile_worker import (
     InvalidJobError,
     Job,
     JobContext,
+    Snooze,
     TaskTimeoutError,
     WorkerUtils,
     run_once,
@@ -24,7 +27,7 @@ from graphile_worker import (
 )
 from graphile_worker._runtime import deadline
 from support.waiting import until
-from support.workers import Heard, running
+from support.workers import DEADLINE, Heard, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from graphile_worker.testing import Databases
 
 once = functools.partial(run_once, handle_signals=False)
+LATE = "It took longer than its timeout of 0.05 s"
 
 
 @pytest.fixture(scope="session")
@@ -84,6 +88,46 @@ class TestOnTheEventLoop:
         error = heard.named("job:error")[0].error
         assert isinstance(error, TaskTimeoutError)
         assert str(error.__cause__) == "no answer from the bank"
+        assert str(error) == f"{LATE}, and then failed: no answer from the bank"
+
+    async def test_one_that_returns_when_it_is_cancelled_has_failed(self, database: str) -> None:
+        @task(timeout=0.05)
+        async def function() -> None:
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+        job = await result(database, function)
+        assert job is not None
+        assert (job.attempts, job.last_error) == (1, LATE)
+
+    async def test_what_it_has_begun_on_a_thread_can_see_that_it_is_over(self, database: str) -> None:
+        seen: list[Any] = []
+
+        @task(timeout=0.05)
+        async def function(ctx: JobContext) -> None:
+            seen.append(ctx.stopping)
+            await asyncio.Event().wait()
+
+        heard = Heard()
+        async with running({"task": function}, database, heard=heard) as runner:
+            await runner.add_job("task", max_attempts=1)
+            await heard.until("job:error")
+            assert seen[0]
+
+    async def test_a_plain_function_around_an_async_one_does_not_hide_it_from_its_timeout(
+        self, database: str
+    ) -> None:
+        async def wrapped() -> None:
+            await asyncio.sleep(DEADLINE)
+
+        @task(timeout=0.05)
+        @functools.wraps(wrapped)
+        def function() -> Any:
+            return wrapped()
+
+        job = await result(database, function)
+        assert job is not None
+        assert job.last_error == LATE
 
     async def test_its_policy_decides_what_then(self, database: str) -> None:
         @task(timeout=timedelta(seconds=0.05), retry={TaskTimeoutError: [600]})
@@ -127,6 +171,19 @@ class TestOnTheEventLoop:
 
         assert await result(database, function) is None
 
+    async def test_the_failure_says_how_much_time_it_had_in_all(self, database: str) -> None:
+        @task(timeout=60)
+        async def function(ctx: JobContext) -> None:
+            ctx.extend_deadline(0.05)
+            await asyncio.Event().wait()
+
+        job = await result(database, function)
+        assert job is not None
+        assert re.fullmatch(r"It took .* its timeout of 60 s, shortened to [\d.]+ s", job.last_error or "")
+        limit = deadline.Deadline(1)
+        limit.extend(600)
+        assert str(limit.over()) == "It took longer than its timeout of 1 s, extended to 600 s"
+
     async def test_a_worker_that_stops_interrupts_it_as_any_other(self, database: str) -> None:
         begun = asyncio.Event()
 
@@ -152,9 +209,61 @@ class TestOnAThread:
             assert ctx.stopping.wait(20)
             raise ValueError("gave up")
 
+        heard = Heard()
+        job = await result(database, function, heard)
+        assert job is not None
+        assert job.last_error == f"{LATE}, and then failed: gave up"
+        error = heard.named("job:error")[0].error
+        assert isinstance(error, TaskTimeoutError)
+        assert isinstance(error.__cause__, ValueError)
+
+    async def test_one_that_returns_when_it_is_told_has_failed(self, database: str) -> None:
+        @task(timeout=0.05)
+        def function(ctx: JobContext) -> None:
+            assert ctx.stopping.wait(DEADLINE)
+
         job = await result(database, function)
         assert job is not None
-        assert job.last_error == "gave up"
+        assert (job.attempts, job.last_error) == (1, LATE)
+
+    async def test_what_it_chooses_when_it_is_told_stands(self, database: str) -> None:
+        @task(timeout=0.05)
+        def function(ctx: JobContext) -> None:
+            assert ctx.stopping.wait(DEADLINE)
+            raise Snooze(600, "half of it is done")
+
+        job = await result(database, function)
+        assert job is not None
+        assert (job.attempts, job.last_error) == (0, "Snoozed for 600 s: half of it is done")
+        assert job.run_at > datetime.now(UTC) + timedelta(minutes=5)
+
+    @pytest.mark.parametrize(("failed", "left"), [(False, None), (True, [2])])
+    async def test_what_it_then_says_of_the_items_of_a_batch_stands(
+        self, database: str, *, failed: bool, left: list[int] | None
+    ) -> None:
+        @task(timeout=0.05, batch=True)
+        def function(items: list[int], ctx: JobContext) -> list[Exception | None]:
+            assert ctx.stopping.wait(DEADLINE)
+            return [ValueError("not begun") if failed and item == 2 else None for item in items]
+
+        job = await result(database, function, payload=[1, 2])
+        assert (None if job is None else job.payload) == left
+
+    async def test_what_it_returns_to_be_awaited_is_not_begun_any_more(self, database: str) -> None:
+        begun: list[bool] = []
+
+        async def rest() -> None:
+            begun.append(True)
+
+        @task(timeout=0.05)
+        def function(ctx: JobContext) -> Any:
+            assert ctx.stopping.wait(DEADLINE)
+            return rest()
+
+        job = await result(database, function)
+        assert job is not None
+        assert job.last_error == LATE
+        assert begun == []
 
     async def test_otherwise_it_is_abandoned_and_its_slot_is_free(
         self, database: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
