@@ -22,6 +22,7 @@ from graphile_worker import (
     Snooze,
     TaskTimeoutError,
     WorkerUtils,
+    quick_add_job,
     run_once,
     task,
 )
@@ -336,10 +337,39 @@ class TestSaying:
             assert job.flags == frozenset({"slow", "timeout:300"})
             await hello.enqueue()
             assert await app.run_once() == Drained(2, 0)
-            with pytest.raises(ConfigurationError, match="timeout is 0; it must be seconds"):
-                hello.using(timeout=0).spec()
             assert (await app.add_job("other", timeout=3)).flags == frozenset({"timeout:3"})
         assert found == [pytest.approx(300, abs=20), pytest.approx(60, abs=20)]
+
+    async def test_whoever_adds_a_job_can_say_it(self, database: str) -> None:
+        async def adds(_payload: object, ctx: JobContext) -> None:
+            jobs.append(await ctx.add_job("elsewhere", timeout=3))
+            jobs.append(await ctx.add_job("hello", timeout=3))
+
+        @task(timeout=60)
+        async def hello() -> None: ...
+
+        jobs = [await quick_add_job("elsewhere", dsn=database, timeout=3)]
+        async with WorkerUtils(database) as utils:
+            jobs.append(await utils.add_job("elsewhere", timeout=timedelta(seconds=3)))
+            jobs.append(await utils.add_batch_job("elsewhere", [1], timeout=3))
+            await utils.add_job("adds")
+        await once({"adds": adds, "hello": hello}, database)
+        assert [job.flags for job in jobs] == [frozenset({"timeout:3"})] * 5
+
+    @pytest.mark.parametrize("wrong", [0, -1, "5", float("nan"), timedelta(0)])
+    async def test_what_cannot_be_one_is_refused_as_soon_as_it_is_said(
+        self, database: str, wrong: Any
+    ) -> None:
+        @task
+        async def hello() -> None: ...
+
+        with pytest.raises(ConfigurationError, match=r"timeout is .*; it must be seconds"):
+            hello.using(timeout=wrong)
+        async with WorkerUtils(database) as utils:
+            with pytest.raises(ConfigurationError, match=r"timeout is .*; it must be seconds"):
+                await utils.add_job("hello", timeout=wrong)
+            with pytest.raises(InvalidJobError, match="flags is 'slow'"):
+                await utils.add_job("hello", flags="slow", timeout=3)
 
     async def test_it_may_depend_on_the_job(self, database: str) -> None:
         @task(timeout=lambda job: 0.05 if job.payload["n"] else None)
