@@ -26,6 +26,7 @@ from graphile_worker import (
 from graphile_worker._db import workers as database_workers
 from graphile_worker._db.cancellations import CHANNEL
 from graphile_worker._db.sql import Schema
+from graphile_worker._runtime import cancelling
 from graphile_worker.executable import Executable
 from graphile_worker.outcome import describe_error
 from support.jobs import STATES, add, bring_to, count, existing, get, lock
@@ -223,6 +224,27 @@ class TestWhileItRuns:
             await heard.until("job:complete")
             assert await is_cancelled(db, job.id)
             await until_forgotten(db)
+
+    async def test_one_that_works_sees_it_long_before_it_polls(
+        self, db: asyncpg.Connection, database: str, utils: WorkerUtils
+    ) -> None:
+        gate, heard = Gate(), Heard()
+
+        async def again(_payload: object, ctx: JobContext) -> None:
+            await ctx.add_job("again")
+
+        job = await utils.add_job("task")
+        await utils.add_job("again")
+        tasks: dict[str, Any] = {"task": gate, "again": again}
+        async with running(tasks, database, heard=heard, poll_interval=3600, listen=False):
+            await gate.until_begun()
+            assert await utils.cancel_job(job.id, "called off") == "requested"
+            await heard.until("job:cancelled")
+
+            async def recorded() -> bool:
+                return await is_cancelled(db, job.id)
+
+            await until(recorded, "it is cancelled")
 
     async def test_what_was_told_while_it_did_not_listen_is_seen_when_it_does_again(
         self, db: asyncpg.Connection, database: str, utils: WorkerUtils
@@ -515,6 +537,30 @@ class TestOnAThread:
             assert heard.counts["job:success"] == 1
             assert await get(db, job.id) is None
 
+    @pytest.mark.parametrize("timeout", [None, 600])
+    async def test_what_it_returns_to_be_awaited_is_not_begun(
+        self, db: asyncpg.Connection, database: str, utils: WorkerUtils, timeout: float | None
+    ) -> None:
+        heard, thread_begun, begun = Heard(), threading.Event(), asyncio.Event()
+
+        async def rest() -> None:
+            begun.set()
+
+        @task(timeout=timeout)
+        def work(ctx: JobContext) -> Any:
+            stopping = ctx.stopping
+            thread_begun.set()
+            assert stopping.wait(DEADLINE)
+            return rest()
+
+        async with running({"task": work}, database, heard=heard):
+            job = await utils.add_job("task")
+            await asyncio.to_thread(thread_begun.wait)
+            await utils.cancel_job(job.id, "called off")
+            await heard.until("job:complete")
+            assert await is_cancelled(db, job.id)
+            assert not begun.is_set()
+
     async def test_with_a_timeout_it_is_told_before_that_is_over(
         self, db: asyncpg.Connection, database: str, utils: WorkerUtils
     ) -> None:
@@ -665,8 +711,13 @@ class TestWhatSomebodyElseHas:
 
 class TestAcrossWorkers:
     async def test_if_its_worker_stops_before_it_has_seen_the_request_nobody_runs_it(
-        self, db: asyncpg.Connection, database: str, utils: WorkerUtils
+        self,
+        db: asyncpg.Connection,
+        database: str,
+        utils: WorkerUtils,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
+        monkeypatch.setattr(cancelling, "_BETWEEN_EXCHANGES", 3600)  # it has just claimed it
         gate = Gate()
         job = await utils.add_job("task")
         async with running({"task": gate}, database, listen=False, poll_interval=3600):

@@ -749,7 +749,7 @@ def test_adding_has_one_signature_everywhere() -> None:
     }
     assert list(expected) == [
         *("identifier", "payload", "queue_name", "run_at", "max_attempts", "job_key", "job_key_mode"),
-        *("priority", "flags", "connection"),
+        *("priority", "flags", "timeout", "connection"),
     ]
     assert [name for name, it in expected.items() if it.kind is not it.KEYWORD_ONLY] == [
         *("identifier", "payload"),
@@ -758,4 +758,4 @@ def test_adding_has_one_signature_everywhere() -> None:
     batch = dict(inspect.signature(WorkerUtils.add_batch_job).parameters)
     assert {name: it for name, it in quick.items() if name not in {"dsn", "schema"}} == expected
     assert {name for name in batch if name not in {"self", "items"}} == {*expected} - {"payload"}
-    assert set(JobSpec.__struct_fields__) == {*expected} - {"connection"}
+    assert set(JobSpec.__struct_fields__) == {*expected} - {"connection", "timeout"}, "which is a flag"

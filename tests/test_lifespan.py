@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from graphile_worker import App, ConfigurationError, JobContext, run, run_once
-from support.workers import Gate
+from graphile_worker import App, ConfigurationError, GraphileWorkerError, JobContext, run, run_once
+from graphile_worker._runtime import lifecycle
+from graphile_worker._runtime import lifespan as lifespan_module
+from graphile_worker.testing import drain
+from support.jobs import existing
+from support.workers import DEADLINE, Gate, Heard, locked, nothing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    import asyncpg
 
     from graphile_worker.testing import Databases
 
@@ -109,6 +115,102 @@ async def test_one_that_cannot_be_closed_is_logged_and_nothing_is_lost(
     await runner.stop()
     assert found in ([], [3])
     assert "The lifespan could not be closed: OSError('stuck')" in caplog.text
+
+
+@pytest.mark.parametrize("tells", [True, False])
+async def test_one_that_ends_by_itself_ends_the_worker(
+    database: str, db: asyncpg.Connection, caplog: pytest.LogCaptureFixture, *, tells: bool
+) -> None:
+    gate, heard, lose = Gate(), Heard(), asyncio.Event()
+
+    async def background() -> None:
+        await lose.wait()
+        raise OSError("the other side is gone")
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(background())
+                yield
+        except BaseException:
+            if tells:
+                raise
+
+    runner = await run({"task": gate}, database, lifespan=lifespan, handle_signals=False, events=heard.events)
+    job = await runner.add_job("task", 1)
+    await gate.until_begun()
+    lose.set()
+    with pytest.raises(GraphileWorkerError, match="ended") as caught:
+        async with asyncio.timeout(DEADLINE):
+            await runner.wait()
+    assert gate.cancelled == [1]
+    assert (await existing(db, job.id))["attempts"] == 0, "it was given back"
+    assert await locked(db) == []
+    fatal = heard.named("pool:fatalError")[0]
+    assert fatal.action == "lifespan"
+    if tells:
+        assert isinstance(fatal.error, ExceptionGroup)
+        assert caught.value.__cause__ is fatal.error
+        assert "the other side is gone" in caplog.text
+    assert "could not be closed" not in caplog.text
+
+
+async def test_a_test_that_drains_is_told_that_it_ended(database: str) -> None:
+    lose, lost = asyncio.Event(), asyncio.Event()
+
+    async def background() -> None:
+        await lose.wait()
+        raise OSError("the other side is gone")
+
+    @asynccontextmanager
+    async def lifespan(_app: App) -> AsyncIterator[None]:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(background())
+                yield
+        finally:
+            lost.set()
+
+    app = App(database, lifespan=lifespan)
+
+    @app.task
+    async def hello() -> None:
+        lose.set()
+        await lost.wait()
+
+    async with app:
+        await hello.enqueue()
+        with pytest.raises(ExceptionGroup, match="unhandled errors"):
+            await drain(app)
+
+
+@pytest.mark.parametrize("heeds", [True, False])
+async def test_one_that_does_not_close_is_cancelled_and_then_left_alone(
+    database: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, *, heeds: bool
+) -> None:
+    monkeypatch.setattr(lifecycle, "GIVE_UP_AFTER", 0.05)
+    monkeypatch.setattr(lifespan_module, "_AT_LEAST", 0.05)
+    release, left = asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        yield
+        try:
+            await asyncio.Event().wait()
+        finally:
+            if not heeds:
+                await release.wait()
+            left.set()
+
+    runner = await run({"task": nothing}, database, lifespan=lifespan, handle_signals=False)
+    async with asyncio.timeout(DEADLINE):
+        await runner.stop(grace=0)
+        assert "The lifespan takes too long to close: it is cancelled" in caplog.text
+        assert left.is_set() == heeds
+        assert ("going on without it" in caplog.text) != heeds
+        release.set()
+        await left.wait()
 
 
 async def test_without_one_there_is_no_state(database: str) -> None:

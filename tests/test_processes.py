@@ -22,7 +22,9 @@ from graphile_worker import (
     Drained,
     InvalidPayloadError,
     Job,
+    JobContext,
     JobState,
+    Middleware,
     TaskError,
     TaskProcessError,
     TaskTimeoutError,
@@ -30,6 +32,7 @@ from graphile_worker import (
     run_once,
     task,
 )
+from graphile_worker._runtime import processes
 from graphile_worker._runtime.carried import RemoteTraceback
 from graphile_worker._runtime.handlers import read_handlers
 from graphile_worker.tasks import task_of
@@ -156,6 +159,23 @@ class TestRunning:
         assert job.state == JobState.FAILED
         assert "The payload does not fit: path" in (job.last_error or "")
         assert isinstance(heard.named("job:error")[0].error, InvalidPayloadError)
+
+    async def test_a_payload_of_a_middleware_that_is_no_json_fails_its_job_and_ends_no_process(
+        self, database: str, tmp_path: Path
+    ) -> None:
+        class Spoils(Middleware):
+            async def execute(self, ctx: JobContext, proceed: Callable[..., Any]) -> Any:
+                return await (proceed({"path": object()}) if ctx.job.payload["path"] == "" else proceed())
+
+        heard = Heard()
+        async with running(these("tell"), database, heard=heard, middleware=[Spoils()]) as runner:
+            await runner.add_job("tell", {"path": str(tmp_path / "told")})
+            await heard.until("job:complete")
+            await runner.add_job("tell", {"path": ""})
+            failed = await heard.until("job:error")
+            assert members_of(os.getpid()) == [await pid_of(tmp_path / "told")]
+        assert isinstance(failed.error, TaskError)
+        assert "The payload cannot be sent to the process that is to run 'tell'" in str(failed.error)
 
     async def test_it_is_told_its_deadline_and_the_time(self, database: str, tmp_path: Path) -> None:
         assert await result(database, "look_at_deadline", payload={"path": str(tmp_path / "told")}) is None
@@ -609,6 +629,42 @@ class TestStoppingEarly:
             job = await utils.get_job(id=late.id)
         assert job is not None
         assert job.last_error == "It took longer than its timeout of 0.3 s"
+
+    async def test_one_that_is_cancelled_while_it_runs_is_killed(self, database: str, tmp_path: Path) -> None:
+        heard, gate, path = Heard(), gate_at(tmp_path / "gate"), tmp_path / "told"
+        async with running(these("wait"), database, heard=heard) as runner:
+            job = await runner.add_job("wait", {"path": str(path), "gate": str(gate)})
+            pid = await pid_of(path)
+            assert await runner.utils.cancel_job(job.id, "called off") == "requested"
+            await heard.until("job:complete")
+            await until_gone(pid)
+            found = await runner.utils.get_job(id=job.id)
+        assert found is not None
+        assert (found.state, found.last_error) == (JobState.FAILED, "Cancelled: called off")
+        assert heard.counts["job:cancelled"] == 1
+
+    async def test_an_import_that_takes_long_is_told(
+        self,
+        database: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        monkeypatch.setattr(processes, "_LONG_IMPORT", 0.05)
+        gate, folder = gate_at(tmp_path / "gate"), tmp_path / "tasks"
+        folder.mkdir()
+        (folder / "slow.py").write_text(
+            "import os\nfrom graphile_worker import task\n"
+            f"if os.getpid() != {os.getpid()}:\n    open({str(gate)!r}).read()\n"
+            '@task(executor="process", timeout=60)\ndef slow(): ...\n'
+        )
+        async with WorkerUtils(database) as utils:
+            job = await utils.add_job("slow")
+        draining = asyncio.create_task(once(None, database, task_directory=folder))
+        said = f"Job {job.id} (slow) has waited for 0.05 s until its process has imported the task"
+        await until(lambda: _is(lambda: said in caplog.text), "the worker says it")
+        await _open(gate)
+        assert await draining == Drained(1, 0)
 
     async def test_starts_that_nobody_waits_for_are_left_to_the_next(
         self, database: str, tmp_path: Path

@@ -390,7 +390,7 @@ class TestUnreachable:
 
 
 SCRIPT = """
-import asyncio, signal, sys, threading, time
+import asyncio, contextlib, signal, sys, threading, time
 from graphile_worker import Events, run
 from graphile_worker._runtime import worker as worker_module
 
@@ -411,6 +411,16 @@ def thread(seconds):
     begun.release()
     time.sleep(seconds)
 
+@contextlib.asynccontextmanager
+async def stuck():
+    yield
+    print("closing", flush=True)
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        print("not closed", flush=True)
+        raise
+
 async def until_begun(count):
     for _ in range(count):
         await asyncio.to_thread(begun.acquire)
@@ -426,8 +436,13 @@ async def main():
         options["events"] = events = Events()
         events.on("gracefulShutdown", lambda _: print("told", flush=True))
         events.on("forcefulShutdown", lambda _: print("told again", flush=True))
+    is_stuck = options.pop("stuck", False)
+    if is_stuck:
+        options["lifespan"] = stuck
     worker_module.GIVE_UP_AFTER = options.pop("give_up_after", worker_module.GIVE_UP_AFTER)
     runner = await run({"slow": slow, "thread": thread}, sys.argv[1], **options)
+    if is_stuck:
+        print("open", flush=True)
     await until_begun(after)
     if impatient:
         await asyncio.wait_for(runner.stop(), impatient)
@@ -487,6 +502,17 @@ class TestSignals:
             await worker.until("cancelled")
             assert await worker.end() == -signal.SIGTERM
         assert await locked(db) == []
+
+    async def test_the_second_does_not_wait_for_a_lifespan_that_closes(
+        self, database: str, tmp_path: Path
+    ) -> None:
+        async with program(tmp_path, database, shutdown_grace=3600, stuck=True) as worker:
+            await worker.until("open")
+            worker.send(signal.SIGTERM)
+            await worker.until("closing")
+            worker.send(signal.SIGTERM)
+            assert await worker.end() == -signal.SIGTERM
+        assert "not closed" in worker.lines
 
     async def test_the_third_kills(self, db: asyncpg.Connection, database: str, tmp_path: Path) -> None:
         job = await add(db, "thread", payload=60)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 import threading
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +19,16 @@ from graphile_worker import (
     InvalidJobError,
     Job,
     JobContext,
+    Snooze,
     TaskTimeoutError,
     WorkerUtils,
+    quick_add_job,
     run_once,
     task,
 )
 from graphile_worker._runtime import deadline
 from support.waiting import until
-from support.workers import Heard, running
+from support.workers import DEADLINE, Heard, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from graphile_worker.testing import Databases
 
 once = functools.partial(run_once, handle_signals=False)
+LATE = "It took longer than its timeout of 0.05 s"
 
 
 @pytest.fixture(scope="session")
@@ -84,6 +89,46 @@ class TestOnTheEventLoop:
         error = heard.named("job:error")[0].error
         assert isinstance(error, TaskTimeoutError)
         assert str(error.__cause__) == "no answer from the bank"
+        assert str(error) == f"{LATE}, and then failed: no answer from the bank"
+
+    async def test_one_that_returns_when_it_is_cancelled_has_failed(self, database: str) -> None:
+        @task(timeout=0.05)
+        async def function() -> None:
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+        job = await result(database, function)
+        assert job is not None
+        assert (job.attempts, job.last_error) == (1, LATE)
+
+    async def test_what_it_has_begun_on_a_thread_can_see_that_it_is_over(self, database: str) -> None:
+        seen: list[Any] = []
+
+        @task(timeout=0.05)
+        async def function(ctx: JobContext) -> None:
+            seen.append(ctx.stopping)
+            await asyncio.Event().wait()
+
+        heard = Heard()
+        async with running({"task": function}, database, heard=heard) as runner:
+            await runner.add_job("task", max_attempts=1)
+            await heard.until("job:error")
+            assert seen[0]
+
+    async def test_a_plain_function_around_an_async_one_does_not_hide_it_from_its_timeout(
+        self, database: str
+    ) -> None:
+        async def wrapped() -> None:
+            await asyncio.sleep(DEADLINE)
+
+        @task(timeout=0.05)
+        @functools.wraps(wrapped)
+        def function() -> Any:
+            return wrapped()
+
+        job = await result(database, function)
+        assert job is not None
+        assert job.last_error == LATE
 
     async def test_its_policy_decides_what_then(self, database: str) -> None:
         @task(timeout=timedelta(seconds=0.05), retry={TaskTimeoutError: [600]})
@@ -127,6 +172,19 @@ class TestOnTheEventLoop:
 
         assert await result(database, function) is None
 
+    async def test_the_failure_says_how_much_time_it_had_in_all(self, database: str) -> None:
+        @task(timeout=60)
+        async def function(ctx: JobContext) -> None:
+            ctx.extend_deadline(0.05)
+            await asyncio.Event().wait()
+
+        job = await result(database, function)
+        assert job is not None
+        assert re.fullmatch(r"It took .* its timeout of 60 s, shortened to [\d.]+ s", job.last_error or "")
+        limit = deadline.Deadline(1)
+        limit.extend(600)
+        assert str(limit.over()) == "It took longer than its timeout of 1 s, extended to 600 s"
+
     async def test_a_worker_that_stops_interrupts_it_as_any_other(self, database: str) -> None:
         begun = asyncio.Event()
 
@@ -152,9 +210,61 @@ class TestOnAThread:
             assert ctx.stopping.wait(20)
             raise ValueError("gave up")
 
+        heard = Heard()
+        job = await result(database, function, heard)
+        assert job is not None
+        assert job.last_error == f"{LATE}, and then failed: gave up"
+        error = heard.named("job:error")[0].error
+        assert isinstance(error, TaskTimeoutError)
+        assert isinstance(error.__cause__, ValueError)
+
+    async def test_one_that_returns_when_it_is_told_has_failed(self, database: str) -> None:
+        @task(timeout=0.05)
+        def function(ctx: JobContext) -> None:
+            assert ctx.stopping.wait(DEADLINE)
+
         job = await result(database, function)
         assert job is not None
-        assert job.last_error == "gave up"
+        assert (job.attempts, job.last_error) == (1, LATE)
+
+    async def test_what_it_chooses_when_it_is_told_stands(self, database: str) -> None:
+        @task(timeout=0.05)
+        def function(ctx: JobContext) -> None:
+            assert ctx.stopping.wait(DEADLINE)
+            raise Snooze(600, "half of it is done")
+
+        job = await result(database, function)
+        assert job is not None
+        assert (job.attempts, job.last_error) == (0, "Snoozed for 600 s: half of it is done")
+        assert job.run_at > datetime.now(UTC) + timedelta(minutes=5)
+
+    @pytest.mark.parametrize(("failed", "left"), [(False, None), (True, [2])])
+    async def test_what_it_then_says_of_the_items_of_a_batch_stands(
+        self, database: str, *, failed: bool, left: list[int] | None
+    ) -> None:
+        @task(timeout=0.05, batch=True)
+        def function(items: list[int], ctx: JobContext) -> list[Exception | None]:
+            assert ctx.stopping.wait(DEADLINE)
+            return [ValueError("not begun") if failed and item == 2 else None for item in items]
+
+        job = await result(database, function, payload=[1, 2])
+        assert (None if job is None else job.payload) == left
+
+    async def test_what_it_returns_to_be_awaited_is_not_begun_any_more(self, database: str) -> None:
+        begun: list[bool] = []
+
+        async def rest() -> None:
+            begun.append(True)
+
+        @task(timeout=0.05)
+        def function(ctx: JobContext) -> Any:
+            assert ctx.stopping.wait(DEADLINE)
+            return rest()
+
+        job = await result(database, function)
+        assert job is not None
+        assert job.last_error == LATE
+        assert begun == []
 
     async def test_otherwise_it_is_abandoned_and_its_slot_is_free(
         self, database: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -227,10 +337,39 @@ class TestSaying:
             assert job.flags == frozenset({"slow", "timeout:300"})
             await hello.enqueue()
             assert await app.run_once() == Drained(2, 0)
-            with pytest.raises(ConfigurationError, match="timeout is 0; it must be seconds"):
-                hello.using(timeout=0).spec()
             assert (await app.add_job("other", timeout=3)).flags == frozenset({"timeout:3"})
         assert found == [pytest.approx(300, abs=20), pytest.approx(60, abs=20)]
+
+    async def test_whoever_adds_a_job_can_say_it(self, database: str) -> None:
+        async def adds(_payload: object, ctx: JobContext) -> None:
+            jobs.append(await ctx.add_job("elsewhere", timeout=3))
+            jobs.append(await ctx.add_job("hello", timeout=3))
+
+        @task(timeout=60)
+        async def hello() -> None: ...
+
+        jobs = [await quick_add_job("elsewhere", dsn=database, timeout=3)]
+        async with WorkerUtils(database) as utils:
+            jobs.append(await utils.add_job("elsewhere", timeout=timedelta(seconds=3)))
+            jobs.append(await utils.add_batch_job("elsewhere", [1], timeout=3))
+            await utils.add_job("adds")
+        await once({"adds": adds, "hello": hello}, database)
+        assert [job.flags for job in jobs] == [frozenset({"timeout:3"})] * 5
+
+    @pytest.mark.parametrize("wrong", [0, -1, "5", float("nan"), timedelta(0)])
+    async def test_what_cannot_be_one_is_refused_as_soon_as_it_is_said(
+        self, database: str, wrong: Any
+    ) -> None:
+        @task
+        async def hello() -> None: ...
+
+        with pytest.raises(ConfigurationError, match=r"timeout is .*; it must be seconds"):
+            hello.using(timeout=wrong)
+        async with WorkerUtils(database) as utils:
+            with pytest.raises(ConfigurationError, match=r"timeout is .*; it must be seconds"):
+                await utils.add_job("hello", timeout=wrong)
+            with pytest.raises(InvalidJobError, match="flags is 'slow'"):
+                await utils.add_job("hello", flags="slow", timeout=3)
 
     async def test_it_may_depend_on_the_job(self, database: str) -> None:
         @task(timeout=lambda job: 0.05 if job.payload["n"] else None)

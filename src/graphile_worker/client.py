@@ -22,6 +22,7 @@ from graphile_worker.errors import ConfigurationError, InvalidJobError, JobSkipp
 from graphile_worker.job import Job, JobKeyMode, JobSpec
 from graphile_worker.middleware.adding import around_adding
 from graphile_worker.middleware.base import check_middleware, overriding
+from graphile_worker.task_options import with_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import asyncpg
 
     from graphile_worker._db.connect import Connection
+    from graphile_worker.durations import Duration
     from graphile_worker.logs import AnyLogger
     from graphile_worker.middleware import Middleware
 
@@ -79,6 +81,7 @@ async def quick_add_job(
     job_key_mode: JobKeyMode | str | None = None,
     priority: int | None = None,
     flags: Iterable[str] | None = None,
+    timeout: Duration | None = None,  # noqa: ASYNC109 - the job's
     connection: Connection | None = None,
 ) -> Job:
     """Open a connection, add one job, close the connection. For more than one use `WorkerUtils`.
@@ -102,6 +105,7 @@ async def quick_add_job(
             job_key_mode=job_key_mode,
             priority=priority,
             flags=flags,
+            timeout=timeout,
             connection=connection,
         )
 
@@ -213,6 +217,7 @@ class WorkerUtils(Administration):
         job_key_mode: JobKeyMode | str | None = None,
         priority: int | None = None,
         flags: Iterable[str] | None = None,
+        timeout: Duration | None = None,  # noqa: ASYNC109 - the job's
         connection: Connection | None = None,
     ) -> Job:
         """Add a job.
@@ -227,6 +232,7 @@ class WorkerUtils(Administration):
             job_key_mode: What adding again does; by default `JobKeyMode.REPLACE`.
             priority: Lower runs first; by default 0.
             flags: Labels; a worker can be told to leave jobs with certain flags alone.
+            timeout: How long the job may run, in place of what its task says: a flag that our workers know.
             connection: A connection of the caller's: the job is added in its transaction.
 
         Raises:
@@ -242,7 +248,7 @@ class WorkerUtils(Administration):
             job_key=job_key,
             job_key_mode=job_key_mode,
             priority=priority,
-            flags=flags,
+            **with_timeout({"flags": flags, "timeout": timeout}),
         )
         return await self.add_spec(spec, connection=connection)
 
@@ -326,6 +332,7 @@ class WorkerUtils(Administration):
         job_key_mode: JobKeyMode | str | None = None,
         priority: int | None = None,
         flags: Iterable[str] | None = None,
+        timeout: Duration | None = None,  # noqa: ASYNC109 - the job's
         connection: Connection | None = None,
     ) -> Job:
         """Add one job whose payload is the list of items.
@@ -350,6 +357,7 @@ class WorkerUtils(Administration):
             job_key_mode=job_key_mode,
             priority=priority,
             flags=flags,
+            timeout=timeout,
             connection=connection,
         )
 

@@ -119,7 +119,7 @@ class JobSpec(_What, frozen=True, kw_only=True, gc=False):
         if self.run_at is not None:
             check_instant("run_at", self.run_at)
         if self.flags is not None:
-            msgspec.structs.force_setattr(self, "flags", _checked_flags(self.flags))
+            msgspec.structs.force_setattr(self, "flags", checked_flags(self.flags))
 
     def replace(self, **changes: Any) -> JobSpec:
         """The same but for these.
@@ -192,7 +192,8 @@ def check_text(argument: str, value: object, *, most: int, code: str | None = No
     raise InvalidJobError(f"{argument} is {shown}; {problem}.", argument=argument, code=code)
 
 
-def _checked_flags(flags: Iterable[str]) -> frozenset[str]:
+def checked_flags(flags: Iterable[str]) -> frozenset[str]:
+    """The flags; refuses what is no list of strings."""
     try:
         # A string is iterable too, and was meant as one flag.
         checked = frozenset((None,) if isinstance(flags, str) else flags)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from graphile_worker.durations import Duration, seconds, takes_one
 from graphile_worker.errors import ConfigurationError, InvalidJobError
-from graphile_worker.job import TIMEOUT_FLAG, Job
+from graphile_worker.job import TIMEOUT_FLAG, Job, checked_flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,10 +64,8 @@ def with_timeout(options: Mapping[str, Any]) -> dict[str, Any]:
     known = dict(options)
     timeout = known.pop("timeout", None)
     if timeout is not None:
-        known["flags"] = {
-            *(known.get("flags") or ()),
-            f"{TIMEOUT_FLAG}{seconds('timeout', timeout, 'more than 0'):g}",
-        }
+        flag = f"{TIMEOUT_FLAG}{seconds('timeout', timeout, 'more than 0'):g}"
+        known["flags"] = {*(checked_flags(known.get("flags") or ())), flag}
     return known
 
 
@@ -103,12 +101,14 @@ def check_many(function: str, what: str, given: object) -> None:
         )
 
 
-def check_job_options(function: str, given: Iterable[str]) -> None:
-    """Refuse what no job has."""
+def check_job_options(function: str, given: Mapping[str, Any]) -> None:
+    """Refuse what no job has, and a timeout that is none; the rest is checked where the job is made."""
     for name in given:
         if name not in JobOptions.__annotations__:
             hint = unknown_option(name, JobOptions.__annotations__)
             raise InvalidJobError(f"{function} takes no {name!r}. {hint}", argument=name)
+    if given.get("timeout") is not None:
+        seconds("timeout", given["timeout"], "more than 0")
 
 
 def unknown_option(name: str, known: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from graphile_worker._db.cancellations import settle
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _SOON = 0.1
 _TO_BE_SURE = 60.0
+_BETWEEN_EXCHANGES = 0.25
 
 
 class Cancelling(Service):
@@ -33,6 +35,7 @@ class Cancelling(Service):
         session: Where to look.
         poll_interval: How often, if nobody tells.
         hears: Whether we would be told.
+        exchanged: When the worker last had an answer; where we are not told, we look after that too.
         logger: Where to say what goes wrong.
     """
 
@@ -46,6 +49,7 @@ class Cancelling(Service):
         session: Session,
         poll_interval: float,
         hears: Callable[[], bool],
+        exchanged: Callable[[], float | None],
         logger: ScopedLogger,
     ) -> None:
         super().__init__(logger)
@@ -54,21 +58,34 @@ class Cancelling(Service):
         self._session = session
         self._poll_interval = poll_interval
         self._hears = hears
-        self._begun = False
+        self._exchanged = exchanged
+        self._seen: float | None = None
+        self._told = False
+        self._due = 0.0
+
+    def wake(self) -> None:
+        """Jobs may have been cancelled: look at once."""
+        self._told = True
+        super().wake()
 
     async def tick(self) -> float:
-        """One look, but for the first, which was made before all began."""
-        if not self._begun:
-            self._begun = True
-            return self._poll_interval
-        try:
-            return await self.look()
-        except DatabaseError as error:  # it is said elsewhere
-            self.logger.debug("It could not be read which jobs are to be cancelled: %s", error)
-            return self._poll_interval
+        """One look, if it is time for one. The first was made before all began."""
+        if self._told or monotonic() >= self._due or (self._exchanged() != self._seen and not self._hears()):
+            self._told, self._due = False, monotonic() + self._poll_interval
+            try:
+                await self.look()
+            except DatabaseError as error:  # it is said elsewhere
+                self.logger.debug("It could not be read which jobs are to be cancelled: %s", error)
+        delay = max(0.0, self._due - monotonic())
+        # To ask whether there was an exchange costs nothing, neither here nor there.
+        return delay if self._hears() else min(delay, _BETWEEN_EXCHANGES)
 
-    async def look(self) -> float:
-        """Do what there is to do; returns the seconds until the next look."""
+    async def look(self) -> None:
+        """Do what there is to do, and see when to look again."""
+        self._seen = self._exchanged()
+        self._due = monotonic() + await self._look()
+
+    async def _look(self) -> float:
         requests = await self._session.call(lambda on: settle(on, self._session.schema))
         ours = {
             Claim(request.job_id, request.locked_at): request.reason

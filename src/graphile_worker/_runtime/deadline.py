@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from graphile_worker.context import Stopping
 from graphile_worker.durations import seconds, shown
-from graphile_worker.errors import TaskTimeoutError
+from graphile_worker.errors import BatchError, TaskTimeoutError
+from graphile_worker.outcome import ControlFlow, describe_error, unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -29,14 +30,18 @@ class Deadline:
     def __init__(self, timeout: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._timeout = timeout
-        self._when = self._loop.time() + timeout
         self._scope: asyncio.Timeout | None = None
         self.stopping = Stopping()
         """Set when it is over; for this job alone."""
+        self.expired = False
+        """Whether the job was told that its time is over."""
+        self.begin()
 
     def begin(self) -> None:
         """Count from now on: until now it had to wait for something that is not of its own doing."""
-        self._when = self._loop.time() + self._timeout
+        self._begun = self._loop.time()
+        self._when = self._begun + self._timeout
+        self._moved = False
 
     @property
     def at(self) -> datetime:
@@ -50,8 +55,8 @@ class Deadline:
 
     def extend(self, duration: Duration) -> None:
         """So long from now, whatever it was. May be called from any thread."""
-        self._timeout = seconds("extend_deadline", duration, "more than 0")
-        self._when = self._loop.time() + self._timeout
+        self._when = self._loop.time() + seconds("extend_deadline", duration, "more than 0")
+        self._moved = True
         self._loop.call_soon_threadsafe(self._move)
 
     def _move(self) -> None:
@@ -59,16 +64,22 @@ class Deadline:
             self._scope.reschedule(self._when)
 
     async def watch(self, work: Awaitable[Any]) -> Any:
-        """What it comes to, if that is in time; otherwise it is cancelled."""
+        """What it comes to; if that is not in time it is cancelled."""
+        raised: Exception | None = None
         try:
             async with asyncio.timeout_at(self._when) as self._scope:
-                return await work
+                try:
+                    return await work
+                except Exception as error:
+                    raised = error
+                    raise
         except TimeoutError as error:
-            if self._scope is None or not self._scope.expired():
+            if error is raised:
                 raise  # the task's own
-            # The cancellation, which says where it was; unless the task has made something else of it.
-            raise self.over() from error.__cause__ or error
+            raise self.over() from error.__cause__  # the cancellation, which says where it was
         finally:
+            if self._scope is not None and self._scope.expired():
+                self._expire()
             self._scope = None
 
     async def watch_thread(self, future: asyncio.Future[Any]) -> bool:
@@ -76,12 +87,29 @@ class Deadline:
         while self.remaining:
             if await _ends(future, self.remaining):
                 return True
-        self.stopping.set()
+        self._expire()
         return await _ends(future, _LAST_CHANCE)
 
-    def over(self) -> TaskTimeoutError:
-        """That it was not."""
-        return TaskTimeoutError(f"It took longer than its timeout of {shown(self._timeout)}")
+    def _expire(self) -> None:
+        self.expired = True
+        self.stopping.set()
+
+    def overrules(self, error: Exception) -> bool:
+        """Whether it counts more that the time is over than that the job then failed like that.
+
+        What the task has chosen stands, and so does what it says of the items of a batch.
+        """
+        return self.expired and not isinstance(unwrapped(error), ControlFlow | BatchError | TaskTimeoutError)
+
+    def over(self, error: Exception | None = None) -> TaskTimeoutError:
+        """That it was not in time; and what it failed with when it was told so."""
+        text = f"It took longer than its timeout of {shown(self._timeout)}"
+        if self._moved:
+            whole = self._when - self._begun
+            text += f", {'extended' if whole > self._timeout else 'shortened'} to {shown(whole)}"
+        if error is not None:
+            text += f", and then failed: {describe_error(error)}"
+        return TaskTimeoutError(text)
 
 
 async def _ends(future: asyncio.Future[Any], within: float) -> bool:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from graphile_worker._runtime.around import around
+from graphile_worker._runtime.batch import discard
 from graphile_worker._runtime.deadline import Deadline
 from graphile_worker._runtime.processes import Processes
 from graphile_worker._runtime.threads import Threads
@@ -18,7 +19,7 @@ from graphile_worker.middleware.base import overriding
 from graphile_worker.outcome import Completed, Failed, Interrupted, unwrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from contextvars import Context
 
     from graphile_worker._db.exchange import Held
@@ -110,18 +111,23 @@ class Executor:
         """Call the task's function, wherever it runs; returns what it returned."""
         call = handler.call(job, self._surroundings, deadline)
         value = None
-        if call.batch is not None and not call.batch.good:
-            pass  # none of its items can be run
-        elif handler.reference is not None:
-            value = await self.processes.run(handler.reference, job, deadline)
-        elif not handler.is_async:
-            value = await self._call_on_thread(handler.function, call, job, deadline)
-        elif deadline is None:
-            value = await handler.function(*call.args, **call.kwargs)
-        else:
-            value = await deadline.watch(handler.function(*call.args, **call.kwargs))
-        if value is not None or call.batch is not None:
-            await handler.conclude(job, call, value)
+        try:
+            if call.batch is not None and not call.batch.good:
+                pass  # none of its items can be run
+            elif handler.reference is not None:
+                value = await self.processes.run(handler.reference, job, deadline)
+            elif handler.is_async:
+                value = await _within(deadline, handler.function(*call.args, **call.kwargs))
+            else:
+                value = await self._call_on_thread(handler.function, call, job, deadline)
+            if value is not None or call.batch is not None:
+                await _within(deadline, handler.conclude(job, call, value))
+        except Exception as error:
+            if deadline is None or not deadline.overrules(error):
+                raise
+            raise deadline.over(error) from error
+        if deadline is not None and deadline.expired and not call.answered_by(value):
+            raise deadline.over()  # it was told to stop, so what it returned need not be all of its work
         return value
 
     def _deadline(self, handler: Handler, job: Job) -> Deadline | None:
@@ -136,6 +142,7 @@ class Executor:
         self, function: Callable[..., Any], call: Call, job: Job, deadline: Deadline | None
     ) -> Any:
         future = self._threads.run(copy_context(), partial(function, *call.args, **call.kwargs))
+        interrupted: asyncio.CancelledError | None = None
         while not future.done():
             try:
                 if deadline is None:
@@ -143,15 +150,22 @@ class Executor:
                 elif not await deadline.watch_thread(future):
                     self._abandon(job, future)
                     raise deadline.over()
-            except asyncio.CancelledError:
+            except asyncio.CancelledError as cancelled:
                 if self._closed:
                     raise  # the worker was given up, and the process is to end, with the thread in it
                 # A thread cannot be stopped. Until it ends the job is ours, and its queue.
-                continue
+                interrupted = cancelled
         value, error = future.result()
         if error is not None:
             raise error
-        return await value if inspect.isawaitable(value) else value
+        if not inspect.isawaitable(value):
+            return value
+        # As from an async def with a plain function around it. What was to stop need not begin with that.
+        late = deadline.over() if deadline is not None and deadline.expired else None
+        if (why := interrupted or late) is not None:
+            discard([value])
+            raise why
+        return await _within(deadline, value)
 
     def _abandon(self, job: Job, future: asyncio.Future[Any]) -> None:
         """Go on without the thread: it goes on too, and nobody waits for it any more."""
@@ -167,6 +181,10 @@ class Executor:
             logger.info("The thread of job %d (%s) has ended after all", job.id, job.task_identifier)
 
         future.add_done_callback(ended)
+
+
+def _within(deadline: Deadline | None, work: Awaitable[Any]) -> Awaitable[Any]:
+    return work if deadline is None else deadline.watch(work)
 
 
 def _failed(handler: Handler | None, job: Job, error: BaseException) -> Outcome:

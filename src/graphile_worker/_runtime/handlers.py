@@ -46,6 +46,10 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     items: int | None = None
     """How many, if the payload of a plain function is a list: it may change that list."""
 
+    def answered_by(self, value: Any) -> bool:
+        """Whether what the function returned tells of each item what became of it."""
+        return isinstance(value, list | tuple) and (self.batch is not None or self.items == len(value))
+
 
 class Handler(Protocol):
     """A task, as the executor sees it."""

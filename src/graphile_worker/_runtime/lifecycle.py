@@ -65,6 +65,7 @@ class Runner:
         self._lifespan = Lifespan(options.lifespan, self.logger)
         self._signals = SignalSubscriber(self._on_signal)
         self._interrupt = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._process_ends = False
         self._error: GraphileWorkerError | None = None
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -134,7 +135,7 @@ class Runner:
             ShutdownError: Not everything could be recorded, because the database could not be reached.
         """
         if grace is not None:
-            asyncio.get_running_loop().call_later(seconds("grace", grace), self._interrupt.set)
+            self._limit(seconds("grace", grace), GIVE_UP_AFTER)
         # Whoever stops waiting for it does not stop it.
         await asyncio.shield(self._begin_stop("The runner was told to stop"))
 
@@ -146,6 +147,12 @@ class Runner:
     def drained(self) -> Drained:
         """What it did until now."""
         return Drained(*self._worker.ended)
+
+    def _limit(self, grace: float, more: float) -> None:
+        """Interrupt jobs that still run after so long, and a lifespan that still closes so much later."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(grace, self._interrupt.set)
+        loop.call_later(grace + more, self._hurry.set)
 
     def _begin_stop(self, message: str) -> asyncio.Task[None]:
         if self._stopping is None:
@@ -218,7 +225,7 @@ class Runner:
         for task in (self._watching, self._checking):
             if task is not None and task is not asyncio.current_task():
                 task.cancel()
-        await self._lifespan.close()
+        await self._lifespan.close(self._hurry)
         await self._parts.close()
         self.events.emit(event.PoolRelease(worker_pool=self._pool))
         if not self._ended.done():
@@ -233,11 +240,16 @@ class Runner:
         """Stop by ourselves, when nothing is left or something cannot be mended."""
         idle = asyncio.ensure_future(self._worker.idle.wait())
         try:
-            await _any([idle, self._worker.fatal])
+            await _any([idle, self._worker.fatal, self._lifespan.lost])
         finally:
             idle.cancel()
         if self._worker.fatal.done():
             self._fail(self._worker.fatal.exception())
+        elif self._lifespan.lost.done():
+            error = self._lifespan.lost.result()
+            self.events.emit(event.PoolFatalError(worker_pool=self._pool, error=error, action="lifespan"))
+            self._fail(error)
+            self._interrupt.set()  # what runs has nothing to work with any more
         elif self._worker.complaint is not None:
             self._fail(self._worker.complaint)
         self._begin_stop("Nothing is left to do")
@@ -273,20 +285,20 @@ class Runner:
                 return  # it was told already, and is told again with each migration
             self._fail(error)
             self._process_ends = self._process_ends or self._options.exit_if_stuck
-            self._stop_within(self._options.shutdown_grace, "Breaking migration")
+            self._stop_within(self._options.shutdown_grace, GIVE_UP_AFTER, "Breaking migration")
         except GraphileWorkerError as error:
             self.logger.debug("The revision of the schema could not be read: %s", error)
 
     def _on_signal(self, number: signal.Signals, count: int) -> None:
-        grace = self._options.shutdown_grace if count == 1 else 0.0
+        grace, more = (self._options.shutdown_grace, GIVE_UP_AFTER) if count == 1 else (0.0, 0.0)
         kind = event.GracefulShutdown if count == 1 else event.ForcefulShutdown
         self.events.emit(kind(signal=number.name))
         self._process_ends = True
-        self._stop_within(grace, number.name)
+        self._stop_within(grace, more, number.name)
 
-    def _stop_within(self, grace: float, why: str) -> None:
+    def _stop_within(self, grace: float, more: float, why: str) -> None:
         self.logger.info("%s: stopping; running jobs have %.1f s", why, grace)
-        asyncio.get_running_loop().call_later(grace, self._interrupt.set)
+        self._limit(grace, more)
         self._begin_stop(f"The worker was told to stop: {why}")
 
 

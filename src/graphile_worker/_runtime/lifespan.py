@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from graphile_worker.errors import ConfigurationError
+from graphile_worker.errors import ConfigurationError, GraphileWorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
     from graphile_worker.logs import ScopedLogger
+
+_AT_LEAST = 1.0
+"""Seconds that it has to close, however urgent it is; and again once it is cancelled."""
 
 
 class Lifespan:
@@ -29,6 +32,8 @@ class Lifespan:
         self._logger = logger
         self._over = asyncio.Event()
         self._living: asyncio.Task[None] | None = None
+        self.lost: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        """Done if it ends before it is closed; with the reason."""
 
     async def open(self) -> Any:
         """What it gives to the tasks."""
@@ -48,6 +53,7 @@ class Lifespan:
                 error.add_note("This was raised while the lifespan was entered, before the first job.")
                 raise error
             raise ConfigurationError("The lifespan ended before the first job: it must yield once.")
+        self._living.add_done_callback(self._ended)
         return opened.result()
 
     async def _live(
@@ -57,12 +63,45 @@ class Lifespan:
             opened.set_result(state)
             await self._over.wait()
 
-    async def close(self) -> None:
-        """No task runs any more. May be called again, and if it was never opened."""
+    def _ended(self, living: asyncio.Task[None]) -> None:
+        if self._over.is_set():
+            return
+        self._living = None
+        error = None if living.cancelled() else living.exception()
+        if error is None:
+            error = GraphileWorkerError(
+                "The lifespan ended while the worker ran, so its tasks have no state."
+            )
+        else:
+            error.add_note("This ended the lifespan while the worker ran.")
+        self.lost.set_result(error)
+
+    async def close(self, hurry: asyncio.Event | None = None) -> None:
+        """No task runs any more. May be called again, and if it was never opened.
+
+        Args:
+            hurry: Set when it has had enough time. Then it is cancelled and, if that does not help, left
+                alone.
+        """
         self._over.set()
         living, self._living = self._living, None
         if living is None:
             return
-        await asyncio.wait([living])
-        if not living.cancelled() and (error := living.exception()) is not None:
+        await asyncio.wait([living], timeout=None if hurry is None else _AT_LEAST)
+        if hurry is not None and not living.done():
+            await self._hasten(living, hurry)
+        if living.done() and not living.cancelled() and (error := living.exception()) is not None:
             self._logger.error("The lifespan could not be closed: %r", error, exc_info=error)
+
+    async def _hasten(self, living: asyncio.Task[None], hurry: asyncio.Event) -> None:
+        hurrying = asyncio.ensure_future(hurry.wait())
+        try:
+            await asyncio.wait([living, hurrying], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            hurrying.cancel()
+        if not living.done():
+            self._logger.error("The lifespan takes too long to close: it is cancelled")
+            living.cancel()
+            await asyncio.wait([living], timeout=_AT_LEAST)
+        if not living.done():
+            self._logger.error("The lifespan does not close, although it was cancelled: going on without it")

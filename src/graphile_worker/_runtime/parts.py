@@ -175,6 +175,7 @@ class Parts:
             session=self.session,
             poll_interval=self._options.poll_interval,
             hears=lambda: self.notifier.hears,
+            exchanged=lambda: self.worker.answered,
             logger=self.logger,
         )
 

@@ -34,6 +34,7 @@ from graphile_worker._runtime.wire import (
     Stop,
     written,
 )
+from graphile_worker.durations import shown
 from graphile_worker.errors import TaskError
 from graphile_worker.payload import decode_payload, encode_stored
 
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from graphile_worker.job import Job
 
 _PATIENCE = 5.0
+_LONG_IMPORT = 10.0
+"""Seconds after which an import is worth a warning."""
 
 
 class Processes:
@@ -85,10 +88,11 @@ class Processes:
 
     async def run(self, task: Reference, job: Job, deadline: Deadline | None) -> Any:
         """What the task returns for that job; if that is no longer of interest, the process is killed."""
+        payload = _encoded(job)
         async with self._places:
             member = await self._take()
             try:
-                reply = await self._have_run(member, task, job, deadline)
+                reply = await self._have_run(member, task, job, payload, deadline)
             except BaseException:
                 await member.kill()
                 raise
@@ -201,11 +205,10 @@ class Processes:
         )
 
     async def _have_run(
-        self, member: Member, task: Reference, job: Job, deadline: Deadline | None
+        self, member: Member, task: Reference, job: Job, payload: bytes, deadline: Deadline | None
     ) -> Done | Raised:
         if task not in member.loaded:
-            await member.send(Load(task))
-            reply = await self._listen(member, deadline)
+            reply = await self._load(member, task, job)
             if isinstance(reply, Raised):
                 return reply
             member.loaded.add(task)
@@ -214,7 +217,6 @@ class Processes:
             deadline.begin()  # that there is a process, and that it has imported the task, is not its doing
             timeout, stopping = deadline.remaining, deadline.stopping
         bare = msgspec.structs.replace(job, payload=None)
-        payload = encode_stored(job.payload)
         patience = None if self._vitals is None else self._vitals.patience(job.task_identifier)
         await member.send(Run(task, bare, payload, timeout, self._surroundings.now(), patience))
         stopping = stopping or self._surroundings.stopping(job.task_identifier)
@@ -224,6 +226,20 @@ class Processes:
             return await (replying if deadline is None else deadline.watch(replying))
         finally:
             telling.cancel()
+
+    async def _load(self, member: Member, task: Reference, job: Job) -> Done | Raised:
+        """Have it import the task. That may take long, and longer than the task's timeout; or hang."""
+        saying = asyncio.get_running_loop().call_later(
+            _LONG_IMPORT,
+            self._logger().warning,
+            "Job %d (%s) has waited for %s until its process has imported the task, and waits on",
+            *(job.id, job.task_identifier, shown(_LONG_IMPORT)),
+        )
+        try:
+            await member.send(Load(task))
+            return await self._listen(member, None)
+        finally:
+            saying.cancel()
 
     async def _listen(self, member: Member, deadline: Deadline | None) -> Done | Raised:
         """What it comes to; until then do what the process asks for."""
@@ -271,6 +287,16 @@ def usable_processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _encoded(job: Job) -> bytes:
+    try:
+        return encode_stored(job.payload)
+    except Exception as error:
+        raise TaskError(
+            f"The payload cannot be sent to the process that is to run {job.task_identifier!r}: {error}. "
+            "What a middleware makes of a payload must be what JSON can carry, if the task runs in a process."
+        ) from error
 
 
 def _no_process(error: BaseException) -> TaskError:

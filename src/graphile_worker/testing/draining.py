@@ -109,6 +109,8 @@ async def lifespan_of(options: WorkerOptions) -> AsyncIterator[Any]:
         yield await lifespan.open()
     finally:
         await lifespan.close()
+    if lifespan.lost.done():
+        raise lifespan.lost.result()
 
 
 @asynccontextmanager
