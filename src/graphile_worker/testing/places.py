@@ -27,8 +27,11 @@ if TYPE_CHECKING:
     from graphile_worker.middleware import Middleware
     from graphile_worker.testing.clocks import Clock
 
-INSIDE: ContextVar[bool] = ContextVar("graphile_worker_inside_of_a_drain", default=False)
-"""Whether this is a job that a test runs: what it adds runs after it, and not inside of it."""
+INSIDE: ContextVar[bool | None] = ContextVar("graphile_worker_inside_of_a_drain", default=None)
+"""Whether this is a job that a test runs: what it adds runs after it, and not inside of it.
+
+None if nobody knows: threads of a pool do not inherit it.
+"""
 
 
 _CLOCKS: WeakKeyDictionary[App, Clock | None] = WeakKeyDictionary()
