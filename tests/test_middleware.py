@@ -29,6 +29,7 @@ from graphile_worker import (
     Retry,
     Snooze,
     TaskError,
+    TaskTimeoutError,
     WorkerUtils,
     run_once,
     task,
@@ -197,9 +198,12 @@ class TestAroundRunning:
         assert await result(database, function, Around(execute)) is None
         assert str(seen[0]) == "on purpose"
 
-    async def test_whoever_forgets_to_wait_is_told(self, database: str) -> None:
+    @pytest.mark.parametrize("times", [1, 2])
+    async def test_whoever_forgets_to_wait_is_told(self, database: str, times: int) -> None:
         async def forgets(_ctx: JobContext, proceed: Running) -> None:
             proceed()
+            if times == 2:
+                await proceed()
 
         job = await result(database, lambda _payload: None, Around(forgets))
         assert job is not None
@@ -266,6 +270,26 @@ class TestAroundRunning:
         job = await result(database, function, Around(execute))
         assert job is not None
         assert seen == ["TaskTimeoutError"]
+
+    async def test_after_a_timeout_the_task_may_be_tried_again_with_all_its_time(self, database: str) -> None:
+        seen: list[str] = []
+
+        @task(timeout=0.5)
+        async def function() -> None:
+            seen.append("begins")
+            if len(seen) == 1:
+                await asyncio.Event().wait()
+            await asyncio.sleep(0)
+            seen.append("ends")
+
+        async def tries_again(_ctx: JobContext, proceed: Running) -> None:
+            try:
+                await proceed()
+            except TaskTimeoutError:
+                await proceed()
+
+        assert await result(database, function, Around(tries_again)) is None
+        assert seen == ["begins", "begins", "ends"]
 
     async def test_it_is_cancelled_with_the_job_at_shutdown(self, database: str) -> None:
         gate = Gate()
@@ -376,6 +400,33 @@ class TestAroundAdding:
         async with WorkerUtils(database, middleware=[Adds(refuses)]) as utils:
             with pytest.raises(PermissionError, match="not you"):
                 await utils.add_jobs([JobSpec("task")])
+
+    async def test_what_it_raises_after_jobs_were_added_undoes_them_in_the_callers_transaction_only(
+        self, database: str, db: Any
+    ) -> None:
+        async def adds_and_raises(_specs: Sequence[JobSpec], proceed: Adding) -> Sequence[Job]:
+            await proceed()
+            raise PermissionError("too late")
+
+        async with WorkerUtils(database, middleware=[Adds(adds_and_raises)]) as utils:
+            with pytest.raises(PermissionError):
+                async with db.transaction():
+                    await utils.add_job("task", connection=db)
+            assert (await utils.stats()).total == 0
+            with pytest.raises(PermissionError):
+                await utils.add_job("task")
+            assert (await utils.stats()).total == 1
+
+    async def test_what_it_began_before_it_raised_is_not_added(self, database: str) -> None:
+        async def begins_and_raises(_specs: Sequence[JobSpec], proceed: Adding) -> Sequence[Job]:
+            adding = proceed()
+            raise PermissionError(f"not {type(adding).__name__}")
+
+        async with WorkerUtils(database, middleware=[Adds(begins_and_raises)]) as utils:
+            with pytest.raises(PermissionError, match="not coroutine"):
+                await utils.add_job("task")
+            gc.collect()
+            assert (await utils.stats()).total == 0
 
     async def test_who_returns_nothing_means_what_was_added(self, database: str) -> None:
         async def forgets(_specs: Sequence[JobSpec], proceed: Adding) -> None:

@@ -35,7 +35,10 @@ class Deadline:
         """Set when it is over; for this job alone."""
 
     def begin(self) -> None:
-        """Count from now on: until now it had to wait for something that is not of its own doing."""
+        """Count from now on: until now it had to wait for something that is not of its own doing.
+
+        Or it ran already, and is to run again.
+        """
         self._when = self._loop.time() + self._timeout
 
     @property
