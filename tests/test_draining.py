@@ -657,6 +657,9 @@ class TestAClock:
         assert repr(clock) == "Clock(2030-01-02 00:00:00+00:00)"
         with pytest.raises(InvalidJobError, match="has no time zone"):
             Clock(datetime(2030, 1, 1))  # noqa: DTZ001
+        for wrong in (5, timedelta(hours=1)):
+            with pytest.raises(InvalidJobError, match=r"^at is .*; it must be an aware datetime\.$"):
+                Clock(wrong)  # type: ignore[arg-type]
 
 
 async def test_an_app_that_uses_local_time(database: str) -> None:

@@ -252,6 +252,15 @@ class TestUsing:
             assert job.run_at == datetime(2040, 1, 2, tzinfo=UTC)
         assert len(await enqueued(db)) == 1
 
+    async def test_what_cannot_begin_leaves_no_clock_behind(self, db: asyncpg.Connection) -> None:
+        app, _ = make_app()
+        clock = Clock(datetime(2040, 1, 1, tzinfo=UTC))
+        with pytest.raises(ConfigurationError, match="takes a connection of asyncpg's"):
+            async with using(app, connection="no connection", clock=clock):  # type: ignore[arg-type]
+                pass
+        async with using(app, connection=db):
+            assert (await app.tasks["hello"].enqueue("Ann")).run_at < clock.now()
+
     async def test_the_clock_goes_along(self, db: asyncpg.Connection, database: str) -> None:
         app, said = make_app(database)
         clock = Clock(datetime(2040, 1, 1, tzinfo=UTC))
