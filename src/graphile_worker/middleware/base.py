@@ -92,9 +92,8 @@ def overriding(middleware: Iterable[Middleware], method: str) -> list[Middleware
 
 def insist_on_their_end(begun: Sequence[Coroutine[Any, Any, Any]], name: str) -> None:
     """Refuse that a method of that name began one, and did not wait until it had ended."""
-    states = [inspect.getcoroutinestate(one) for one in begun]
-    close_unbegun(begun)
-    if any(state != inspect.CORO_CLOSED for state in states):
+    if any(inspect.getcoroutinestate(one) != inspect.CORO_CLOSED for one in begun):
+        close_unbegun(begun)
         raise TaskError(
             f"{name} called proceed() and did not wait for it: write await proceed(), or return proceed()."
         )
