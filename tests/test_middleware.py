@@ -752,8 +752,8 @@ class TestBlockedLoop:
                 asyncio.get_running_loop().call_soon(blocks)
 
         def blocks() -> None:
-            blocks_until_told(caplog)
             blocked.set()
+            blocks_until_told(caplog)
 
         application = asyncio.create_task(of_the_application())
         assert await result(database, waits, BlockedLoop(0.01)) is None
