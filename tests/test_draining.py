@@ -8,6 +8,7 @@ import os
 import threading
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -23,6 +24,7 @@ from graphile_worker import (
     Job,
     JobContext,
     JobSpec,
+    Middleware,
     Retry,
     Snooze,
     TaskTimeoutError,
@@ -327,6 +329,73 @@ async def test_arguments_that_contradict_each_other(database: str, db: asyncpg.C
         await drain({"act": print}, connection=database)  # type: ignore[arg-type]
 
 
+class TestCancelling:
+    @pytest.mark.parametrize("comes_to", ["error", "snooze", "return"])
+    async def test_a_job_that_is_cancelled_while_it_runs_does_not_run_again(
+        self, transaction: asyncpg.Connection, comes_to: str
+    ) -> None:
+        app = App()
+        heard: list[str | None] = []
+        app.events.on("job:cancelled", lambda event: heard.append(event.reason))
+
+        @app.task(retry=timedelta(0), max_attempts=3)
+        async def unwanted(ctx: JobContext) -> None:
+            assert await ctx.utils.cancel_job(ctx.job.id, "not wanted") == "requested"
+            match comes_to:
+                case "error":
+                    raise LookupError
+                case "snooze":
+                    raise Snooze(0)
+
+        async with using(app, connection=transaction):
+            job = await unwanted.enqueue()
+            ends_well = comes_to == "return"
+            assert await drain(app) == Summary(done=ends_well, cancelled=not ends_well)
+            assert await drain(app) == Summary()
+            if not ends_well:
+                stored = await app.utils.get_job(id=job.id)
+                assert stored is not None
+                assert (stored.state, stored.last_error) == ("failed", "Cancelled: not wanted")
+                assert heard == ["not wanted"]
+        query = "select count(*) from graphile_worker._private_python_cancellations"
+        assert await transaction.fetchval(query) == 0
+
+    async def test_one_that_was_cancelled_while_somebody_had_its_row_is_not_begun(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        app, said = make_app(database)
+        query = "select id from graphile_worker._private_jobs for update"
+        async with app:
+            await app.tasks["act"].enqueue("first")
+            async with db.transaction():
+                [row] = await db.fetch(query)
+                assert await app.cancel_job(row["id"]) == "requested"
+            await app.tasks["act"].enqueue("done")
+            assert await drain(app) == Summary(done=1)
+        assert said == ["done"]
+
+
+class TestRoom:
+    async def test_a_task_without_room_is_left_alone(self, database: str) -> None:
+        class Closed(Middleware):
+            def room(self, task: str, in_hand: int) -> int | None:  # noqa: ARG002
+                return 0 if task in closed else None
+
+        app = App(database, middleware=[Closed()])
+        ran: list[str] = []
+        closed = {"closed"}
+        for name in ("closed", "open"):
+            app.task(name)(partial(ran.append, name))
+        async with app:
+            await app.add_jobs([JobSpec("closed"), JobSpec("open")])
+            assert await drain(app) == Summary(done=1)
+            closed.add("open")
+            assert await drain(app) == Summary()
+            closed.clear()
+            assert await drain(app) == Summary(done=1)
+        assert ran == ["open", "closed"]
+
+
 class TestInATransaction:
     async def test_nothing_is_committed(self, transaction: asyncpg.Connection, database: str) -> None:
         app, said = make_app()
@@ -588,6 +657,9 @@ class TestAClock:
         assert repr(clock) == "Clock(2030-01-02 00:00:00+00:00)"
         with pytest.raises(InvalidJobError, match="has no time zone"):
             Clock(datetime(2030, 1, 1))  # noqa: DTZ001
+        for wrong in (5, timedelta(hours=1)):
+            with pytest.raises(InvalidJobError, match=r"^at is .*; it must be an aware datetime\.$"):
+                Clock(wrong)  # type: ignore[arg-type]
 
 
 async def test_an_app_that_uses_local_time(database: str) -> None:

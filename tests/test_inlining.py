@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -142,6 +144,49 @@ class TestInline:
             job = await asyncio.to_thread(app.tasks["hello"].enqueue_sync, "from a thread")
         assert (said, job.task_identifier) == (["from a thread"], "hello")
 
+    @pytest.mark.parametrize("way", ["executor", "pool"])
+    async def test_from_threads_of_a_job_that_waits_for_them(self, database: str, way: str) -> None:
+        """They do not inherit the job's context variables."""
+        app, said = make_app(database)
+        add = partial(app.tasks["hello"].enqueue_sync, "from its thread")
+
+        @app.task
+        async def executor() -> None:
+            await asyncio.get_running_loop().run_in_executor(None, add)
+            said.append("executor")
+
+        @app.task
+        def pool() -> None:
+            with ThreadPoolExecutor() as threads:
+                threads.submit(add).result()
+            said.append("pool")
+
+        async with app, asyncio.timeout(60), inline(app):
+            await app.tasks[way].enqueue()
+            assert said == [way, "from its thread"]
+
+    async def test_others_wait_for_their_own_jobs_while_jobs_run(self, database: str) -> None:
+        app, said = make_app(database)
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        @app.task
+        async def long() -> None:
+            begun.set()
+            await go_on.wait()
+
+        async with app, inline(app):
+            first = asyncio.create_task(long.enqueue())
+            await begun.wait()
+            second = asyncio.create_task(app.tasks["hello"].enqueue("Ann"))
+            async with asyncio.timeout(60):
+                while not await enqueued(app):
+                    await asyncio.sleep(0.001)
+            assert not second.done()
+            go_on.set()
+            await second
+            assert said == ["Ann"]
+            await first
+
     async def test_the_lifespan_is_opened_once(self, database: str) -> None:
         opened = []
 
@@ -206,6 +251,15 @@ class TestUsing:
             job = await app.tasks["hello"].using(run_at=timedelta(days=1)).enqueue("Ann")
             assert job.run_at == datetime(2040, 1, 2, tzinfo=UTC)
         assert len(await enqueued(db)) == 1
+
+    async def test_what_cannot_begin_leaves_no_clock_behind(self, db: asyncpg.Connection) -> None:
+        app, _ = make_app()
+        clock = Clock(datetime(2040, 1, 1, tzinfo=UTC))
+        with pytest.raises(ConfigurationError, match="takes a connection of asyncpg's"):
+            async with using(app, connection="no connection", clock=clock):  # type: ignore[arg-type]
+                pass
+        async with using(app, connection=db):
+            assert (await app.tasks["hello"].enqueue("Ann")).run_at < clock.now()
 
     async def test_the_clock_goes_along(self, db: asyncpg.Connection, database: str) -> None:
         app, said = make_app(database)

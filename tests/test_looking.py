@@ -58,6 +58,10 @@ async def index(words: list[str]) -> None: ...
 async def loose(n: int) -> None: ...
 
 
+@app.task
+async def switch(on: str) -> None: ...
+
+
 @pytest.fixture
 async def queue(database: str) -> AsyncIterator[App]:
     async with using(app, dsn=database):
@@ -167,6 +171,23 @@ class TestEnqueued:
         with pytest.raises(ConfigurationError, match=r"Where are the jobs\?"):
             await assert_enqueued("loose")
 
+    @pytest.mark.usefixtures("queue")
+    async def test_a_parameter_that_is_called_on_is_looked_for_in_a_dict(self) -> None:
+        await switch.enqueue(on="a")
+        await assert_enqueued(switch, {"on": "a"})
+        await assert_not_enqueued(switch, {"on": "b"})
+        for check in (assert_enqueued, assert_not_enqueued):
+            with pytest.raises(
+                ConfigurationError, match=r"on= says where to look: .* not 'a'\. .* pass a dict: {'on': 'a'}"
+            ):
+                await check(switch, on="a")  # type: ignore[arg-type]
+
+    async def test_what_is_no_task_is_refused(self, queue: App) -> None:
+        with pytest.raises(ConfigurationError, match=r"^5 is neither a task, nor the name of one, nor a"):
+            await assert_enqueued(5, on=queue)  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match=r"on= says where to look: .*, not 5\.$"):
+            await assert_enqueued("index", on=5)  # type: ignore[arg-type]
+
     async def test_by_a_clock(self, db: asyncpg.Connection) -> None:
         async with using(app, connection=db, clock=Clock(datetime(2040, 1, 1, tzinfo=UTC))):
             await index.using(run_at=timedelta(days=1)).enqueue(["a"])
@@ -216,6 +237,23 @@ class TestContexts:
         ctx.stopping.set()
         await ctx.stopping
         assert ctx.stopping
+
+    def test_it_can_have_a_deadline(self) -> None:
+        clock = Clock(datetime(2040, 1, 1, tzinfo=UTC))
+        for limited in (
+            context(timeout=timedelta(seconds=5), clock=clock),
+            context(job(flags=frozenset({"timeout:5"})), clock=clock),
+        ):
+            assert limited.deadline == datetime(2040, 1, 1, 0, 0, 5, tzinfo=UTC)
+            limited.extend_deadline(60)
+            assert limited.deadline == datetime(2040, 1, 1, 0, 1, tzinfo=UTC)
+            limited.stopping.set()
+            assert limited.stopping
+        for ctx in (context(), context(timeout=5)):
+            with pytest.raises(ConfigurationError, match="extend_deadline is -1"):
+                ctx.extend_deadline(-1)
+        with pytest.raises(ConfigurationError, match="timeout is 0"):
+            context(timeout=0)
 
     async def test_without_a_database_there_is_none(self) -> None:
         ctx = context()

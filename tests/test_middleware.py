@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import re
 import threading
 import time
 from collections import Counter
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType, ref
 
 import pytest
 
@@ -26,6 +29,7 @@ from graphile_worker import (
     Retry,
     Snooze,
     TaskError,
+    TaskTimeoutError,
     WorkerUtils,
     run_once,
     task,
@@ -194,9 +198,12 @@ class TestAroundRunning:
         assert await result(database, function, Around(execute)) is None
         assert str(seen[0]) == "on purpose"
 
-    async def test_whoever_forgets_to_wait_is_told(self, database: str) -> None:
+    @pytest.mark.parametrize("times", [1, 2])
+    async def test_whoever_forgets_to_wait_is_told(self, database: str, times: int) -> None:
         async def forgets(_ctx: JobContext, proceed: Running) -> None:
             proceed()
+            if times == 2:
+                await proceed()
 
         job = await result(database, lambda _payload: None, Around(forgets))
         assert job is not None
@@ -263,6 +270,26 @@ class TestAroundRunning:
         job = await result(database, function, Around(execute))
         assert job is not None
         assert seen == ["TaskTimeoutError"]
+
+    async def test_after_a_timeout_the_task_may_be_tried_again_with_all_its_time(self, database: str) -> None:
+        seen: list[str] = []
+
+        @task(timeout=0.5)
+        async def function() -> None:
+            seen.append("begins")
+            if len(seen) == 1:
+                await asyncio.Event().wait()
+            await asyncio.sleep(0)
+            seen.append("ends")
+
+        async def tries_again(_ctx: JobContext, proceed: Running) -> None:
+            try:
+                await proceed()
+            except TaskTimeoutError:
+                await proceed()
+
+        assert await result(database, function, Around(tries_again)) is None
+        assert seen == ["begins", "begins", "ends"]
 
     async def test_it_is_cancelled_with_the_job_at_shutdown(self, database: str) -> None:
         gate = Gate()
@@ -373,6 +400,33 @@ class TestAroundAdding:
         async with WorkerUtils(database, middleware=[Adds(refuses)]) as utils:
             with pytest.raises(PermissionError, match="not you"):
                 await utils.add_jobs([JobSpec("task")])
+
+    async def test_what_it_raises_after_jobs_were_added_undoes_them_in_the_callers_transaction_only(
+        self, database: str, db: Any
+    ) -> None:
+        async def adds_and_raises(_specs: Sequence[JobSpec], proceed: Adding) -> Sequence[Job]:
+            await proceed()
+            raise PermissionError("too late")
+
+        async with WorkerUtils(database, middleware=[Adds(adds_and_raises)]) as utils:
+            with pytest.raises(PermissionError):
+                async with db.transaction():
+                    await utils.add_job("task", connection=db)
+            assert (await utils.stats()).total == 0
+            with pytest.raises(PermissionError):
+                await utils.add_job("task")
+            assert (await utils.stats()).total == 1
+
+    async def test_what_it_began_before_it_raised_is_not_added(self, database: str) -> None:
+        async def begins_and_raises(_specs: Sequence[JobSpec], proceed: Adding) -> Sequence[Job]:
+            adding = proceed()
+            raise PermissionError(f"not {type(adding).__name__}")
+
+        async with WorkerUtils(database, middleware=[Adds(begins_and_raises)]) as utils:
+            with pytest.raises(PermissionError, match="not coroutine"):
+                await utils.add_job("task")
+            gc.collect()
+            assert (await utils.stats()).total == 0
 
     async def test_who_returns_nothing_means_what_was_added(self, database: str) -> None:
         async def forgets(_specs: Sequence[JobSpec], proceed: Adding) -> None:
@@ -612,36 +666,99 @@ class TestSlowJobs:
             await heard.until("job:complete")
         assert f"Job {job.id} (task) has been running for 0.01 s" in caplog.text
 
-    async def test_of_others_it_says_nothing(self, database: str, caplog: pytest.LogCaptureFixture) -> None:
-        assert await result(database, lambda _payload: None, SlowJobs(60)) is None
+    async def test_of_one_that_blocks_the_event_loop_it_tells_at_the_end(
+        self, database: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def blocks(_payload: Any) -> None:
+            time.sleep(0.02)
+
+        assert await result(database, blocks, SlowJobs(0.01)) is None
+        assert len(re.findall(r"Job \d+ \(task\) has run for 0\.\d+ s", caplog.text)) == 1
         assert "has been running" not in caplog.text
+
+    async def test_of_others_it_says_nothing_also_not_when_they_have_ended(
+        self, database: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        contexts: list[ReferenceType[JobContext]] = []
+
+        class Remembers(SlowJobs):
+            async def execute(self, ctx: JobContext, proceed: Running) -> Any:
+                contexts.append(ref(ctx))
+                return await super().execute(ctx, proceed)
+
+        assert await result(database, lambda _payload: None, Remembers(60)) is None
+        gc.collect()
+        assert [context() for context in contexts] == [None]  # nobody waits to tell of it
+        assert "has run" not in caplog.text
+
+
+def blocks_until_told(caplog: pytest.LogCaptureFixture) -> None:
+    until = time.monotonic() + 20
+    while "in blocks_until_told" not in caplog.text:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+def told(caplog: pytest.LogCaptureFixture, who: str) -> None:
+    """It is said who blocked the event loop in there, then and afterwards; maybe of others too."""
+    messages = [record.getMessage() for record in caplog.records]
+    [place] = [at for at, message in enumerate(messages) if "in blocks_until_told" in message]
+    assert re.match(f"{who} is blocking the event loop, and all other jobs with it, at:\n", messages[place])
+    assert any(re.match(f"{who} blocked the event loop for about .* s", said) for said in messages[place:])
 
 
 class TestBlockedLoop:
+    @pytest.mark.parametrize("way", ["directly", "gathered", "in a group", "a child of a child"])
     async def test_it_names_the_job_and_the_place_while_it_blocks_and_the_time_afterwards(
-        self, database: str, caplog: pytest.LogCaptureFixture
+        self, database: str, caplog: pytest.LogCaptureFixture, way: str
     ) -> None:
-        told = threading.Event()
+        async def child() -> None:
+            await asyncio.sleep(0)
+            blocks_until_told(caplog)
+
+        async def parent() -> None:
+            await asyncio.gather(child())
 
         async def blocks(_payload: Any) -> None:
-            await asyncio.sleep(0)
-            until_told(told)
+            match way:
+                case "directly":
+                    await child()
+                case "gathered":
+                    await asyncio.gather(asyncio.sleep(0), child())
+                case "in a group":
+                    async with asyncio.TaskGroup() as group:
+                        group.create_task(child())
+                case _:
+                    await asyncio.create_task(parent())
 
-        def until_told(event: threading.Event) -> None:
-            assert event.wait(20)
+        assert await result(database, blocks, BlockedLoop(0.01)) is None
+        told(caplog, r"Job \d+ \(task\)")
 
-        class Tells(BlockedLoop):
-            def _tell(self, step: Any) -> None:
-                super()._tell(step)
-                told.set()
+    @pytest.mark.parametrize("way", ["a task", "a callback"])
+    async def test_what_is_no_job_is_told_as_such(
+        self, database: str, caplog: pytest.LogCaptureFixture, way: str
+    ) -> None:
+        begun, blocked = asyncio.Event(), asyncio.Event()
 
-        assert await result(database, blocks, Tells(0.01)) is None
-        while_it_blocked, afterwards = [
-            record.getMessage() for record in caplog.records if "block" in record.getMessage()
-        ]
-        assert "(task) is blocking the event loop, and all other jobs with it, at:" in while_it_blocked
-        assert "until_told" in while_it_blocked
-        assert "(task) blocked the event loop for" in afterwards
+        async def waits(_payload: Any) -> None:
+            begun.set()
+            await blocked.wait()
+
+        async def of_the_application() -> None:
+            await begun.wait()
+            if way == "a task":
+                blocks()
+            else:
+                asyncio.get_running_loop().call_soon(blocks)
+
+        def blocks() -> None:
+            blocked.set()
+            blocks_until_told(caplog)
+
+        application = asyncio.create_task(of_the_application())
+        assert await result(database, waits, BlockedLoop(0.01)) is None
+        await application
+        told(caplog, "Something that is no job")
 
     async def test_waiting_is_not_blocking(self, database: str, caplog: pytest.LogCaptureFixture) -> None:
         async def waits(_payload: Any) -> None:

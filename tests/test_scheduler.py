@@ -84,13 +84,16 @@ class Desk:
         clock: SetClock | None = None,
         heard: Heard | None = None,
         session: Session | None = None,
+        middleware: Sequence[Middleware] = (),
     ) -> Scheduler:
         items = parse_crontab(crontab) if isinstance(crontab, str) else crontab
         return Scheduler(
             pool=WorkerPool("w", "graphile_worker", 1, ("t",)),
             items=parse_cron_items(items),
             session=session or self.session,
-            utils=WorkerUtils.on_session(session or self.session, use_local_time=False),
+            utils=WorkerUtils.on_session(
+                session or self.session, use_local_time=False, middleware=middleware
+            ),
             clock=clock or self.clock,
             events=heard.events if heard else Events(),
             logger=ScopedLogger(logging.getLogger("graphile_worker"), {}),
@@ -598,11 +601,29 @@ class TestUnderAWorker:
             async def enqueue(self, specs: Sequence[JobSpec], proceed: Any) -> Any:
                 return await proceed([spec.replace(priority=7) for spec in specs if spec.identifier != "u"])
 
-        scheduler = desk.scheduler("* * * * * t\n* * * * * u\n* * * * * v")
-        utils = WorkerUtils.on_session(desk.session, use_local_time=False, middleware=[Marks()])
-        scheduler._around = utils.through_middleware
+        scheduler = desk.scheduler("* * * * * t\n* * * * * u\n* * * * * v", middleware=[Marks()])
         await desk.at(scheduler, NEW_YEAR)
         assert [(job["identifier"], job["priority"]) for job in await desk.jobs()] == [("t", 7), ("v", 7)]
+
+    async def test_an_apps_middleware_stands_around_the_adding_of_its_crontab(
+        self, desk: Desk, database: str
+    ) -> None:
+        class Marks(Middleware):
+            async def enqueue(self, specs: Sequence[JobSpec], proceed: Any) -> Any:
+                return await proceed([spec.replace(priority=7) for spec in specs])
+
+        # What was missed is added at the start.
+        past = datetime.now(UTC).replace(second=0, microsecond=0) - 5 * MINUTE
+        await desk.know("t", since=past - MINUTE, last=past)
+        app = App(database, middleware=[Marks()], crontab="* * * * * t ?fill=1h")
+        app.task("another")(nothing)
+        started = asyncio.Event()
+        app.events.on("cron:started", lambda _event: started.set())
+        async with asyncio.timeout(60), app, app.running():
+            await started.wait()
+        jobs = await desk.jobs()
+        assert len(jobs) >= 4
+        assert {job["priority"] for job in jobs} == {7}
 
     async def test_what_middleware_refuses_is_logged_and_the_other_items_go_on(
         self, desk: Desk, caplog: pytest.LogCaptureFixture
@@ -613,9 +634,7 @@ class TestUnderAWorker:
                     raise RuntimeError("not this one")
                 return await proceed()
 
-        scheduler = desk.scheduler("* * * * * t\n* * * * * u\n* * * * * v")
-        utils = WorkerUtils.on_session(desk.session, use_local_time=False, middleware=[Refuses()])
-        scheduler._around = utils.through_middleware
+        scheduler = desk.scheduler("* * * * * t\n* * * * * u\n* * * * * v", middleware=[Refuses()])
         await desk.at(scheduler, NEW_YEAR)
         assert [job["identifier"] for job in await desk.jobs()] == ["t", "v"]
         assert "No job of the cron item 'u' is added, but will be later: not this one" in caplog.text

@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Unpack
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from graphile_worker.durations import seconds
 from graphile_worker.errors import TaskError
 
 if TYPE_CHECKING:
@@ -274,8 +275,9 @@ class JobContext(Generic[S]):
 
     def extend_deadline(self, duration: Duration) -> None:
         """Give the job so much time from now on, whatever it had. Without a timeout it does nothing."""
+        length = seconds("extend_deadline", duration, "more than 0")
         if self._deadline is not None:
-            self._deadline.extend(duration)
+            self._deadline.extend(length)
 
     @property
     def logger(self) -> ScopedLogger:

@@ -149,27 +149,30 @@ def check_integer(argument: str, value: object, allowed: range, *, code: str | N
 
 def check_instant(argument: str, value: object) -> None:
     """Refuse what is neither an aware datetime nor a timedelta."""
-    if isinstance(value, datetime):
-        if value.utcoffset() is None:
-            raise InvalidJobError(
-                f"{argument} is {value!r}, which has no time zone, so it means another moment on another "
-                "machine. Pass an aware datetime, for example datetime.now(UTC), or a timedelta from now.",
-                argument=argument,
-            )
-    elif not isinstance(value, timedelta):
-        raise InvalidJobError(
-            f"{argument} is {value!r}; it must be an aware datetime, or a timedelta from now.",
-            argument=argument,
-        )
+    if not isinstance(value, timedelta):
+        _check_aware(argument, value, ", or a timedelta from now")
     elif not -_LONGEST_DELAY <= value <= _LONGEST_DELAY:
         raise InvalidJobError(
             f"{argument} is {value}; it must not be more than {_LONGEST_DELAY.days} days.", argument=argument
         )
 
 
+def _check_aware(argument: str, value: object, alternative: str = "") -> None:
+    if not isinstance(value, datetime):
+        raise InvalidJobError(
+            f"{argument} is {value!r}; it must be an aware datetime{alternative}.", argument=argument
+        )
+    if value.utcoffset() is None:
+        raise InvalidJobError(
+            f"{argument} is {value!r}, which has no time zone, so it means another moment on another "
+            f"machine. Pass an aware datetime, for example datetime.now(UTC){alternative}.",
+            argument=argument,
+        )
+
+
 def as_utc(argument: str, value: datetime) -> datetime:
     """The same moment in UTC; refuses what has no time zone."""
-    check_instant(argument, value)
+    _check_aware(argument, value)
     try:
         return value.astimezone(UTC)
     except OverflowError:

@@ -30,12 +30,17 @@ def as_ours(connection: Any) -> Connection:
 
     Refuses what is no connection: on a pool each statement would be in a transaction of its own.
     """
-    if not isinstance(connection, asyncpg.Connection | PoolConnectionProxy):
+    if not is_connection(connection):
         raise ConfigurationError(
             f"connection= takes a connection of asyncpg's, not a {type(connection).__name__}. "
             "To use a pool, pass it as WorkerUtils(pool=...)."
         )
-    return connection
+    return connection  # type: ignore[no-any-return]
+
+
+def is_connection(given: object) -> bool:
+    """Whether it is one of a driver that we know."""
+    return isinstance(given, asyncpg.Connection | PoolConnectionProxy)
 
 
 class OneConnection(Pool):

@@ -9,7 +9,7 @@ import msgspec
 
 from graphile_worker.context import JobContext
 from graphile_worker.errors import BatchError, TaskError
-from graphile_worker.middleware.base import insist_on_its_end
+from graphile_worker.middleware.base import close_unbegun, insist_on_their_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
@@ -39,26 +39,25 @@ class _Around:
         self._middleware, self._inner, self._surroundings = middleware, inner, surroundings
 
     async def __call__(self, handler: Handler, job: Job, deadline: Deadline | None) -> Any:
-        begun: Coroutine[Any, Any, Any] | None = None
+        begun: list[Coroutine[Any, Any, Any]] = []
 
         def proceed(payload: Any = _AS_IT_IS, /) -> Coroutine[Any, Any, Any]:
-            nonlocal begun
+            if begun and deadline is not None:
+                deadline.begin()  # or a task that is tried again after a timeout would have no time
             if payload is _AS_IT_IS:
-                begun = self._inner(handler, job, deadline)
+                begun.append(self._inner(handler, job, deadline))
             else:
-                begun = self._with_payload(payload, handler, job, deadline)
-            return begun
+                begun.append(self._with_payload(payload, handler, job, deadline))
+            return begun[-1]
 
         try:
             value = self._middleware.execute(JobContext(job, self._surroundings, deadline), proceed)
             if inspect.isawaitable(value):
                 value = await value
         except BaseException:
-            if begun is not None and inspect.getcoroutinestate(begun) == inspect.CORO_CREATED:
-                begun.close()  # or Python complains that nobody awaited it
+            close_unbegun(begun)
             raise
-        if begun is not None:
-            insist_on_its_end(begun, f"{type(self._middleware).__name__}.execute")
+        insist_on_their_end(begun, f"{type(self._middleware).__name__}.execute")
         return value
 
     async def _with_payload(self, payload: Any, handler: Handler, job: Job, deadline: Deadline | None) -> Any:

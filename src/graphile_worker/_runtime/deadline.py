@@ -33,15 +33,18 @@ class Deadline:
         self._scope: asyncio.Timeout | None = None
         self.stopping = Stopping()
         """Set when it is over; for this job alone."""
-        self.expired = False
-        """Whether the job was told that its time is over."""
         self.begin()
 
     def begin(self) -> None:
-        """Count from now on: until now it had to wait for something that is not of its own doing."""
+        """Count from now on: until now it had to wait for something that is not of its own doing.
+
+        Or it ran already, and is to run again.
+        """
         self._begun = self._loop.time()
         self._when = self._begun + self._timeout
         self._moved = False
+        self.expired = False
+        """Whether the job was told that its time is over."""
 
     @property
     def at(self) -> datetime:

@@ -86,7 +86,7 @@ class ByPosition:
 
     def timeout(self, job: Job) -> float | None:
         """Only if the job itself says so."""
-        return _timeout_of(job)
+        return timeout_of(job)
 
     def call(self, job: Job, surroundings: Around, deadline: Limit | None = None) -> Call:
         """The payload as it is."""
@@ -130,7 +130,7 @@ class OfTask:
 
     def timeout(self, job: Job) -> float | None:
         """As the job says, or its task."""
-        own = _timeout_of(job)
+        own = timeout_of(job)
         if own is not None or self._timeout is None:
             return own
         timeout = self._timeout(job) if callable(self._timeout) else self._timeout
@@ -195,7 +195,7 @@ class InProcess(OfTask):
         """Done there."""
 
 
-def _timeout_of(job: Job) -> float | None:
+def timeout_of(job: Job) -> float | None:
     """What the job itself says."""
     for flag in job.flags:
         if flag.startswith(TIMEOUT_FLAG):

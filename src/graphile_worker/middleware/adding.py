@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from graphile_worker.errors import ConfigurationError, InvalidJobError
 from graphile_worker.job import Job, JobSpec
-from graphile_worker.middleware.base import insist_on_its_end
+from graphile_worker.middleware.base import close_unbegun, insist_on_their_end
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -44,11 +44,14 @@ class _Around:
             begun.append(add(changed))
             return begun[-1]
 
-        answer = self._middleware.enqueue(specs, proceed)
-        if inspect.isawaitable(answer):
-            answer = await answer
-        for one in begun:
-            insist_on_its_end(one, f"{type(self._middleware).__name__}.enqueue")
+        try:
+            answer = self._middleware.enqueue(specs, proceed)
+            if inspect.isawaitable(answer):
+                answer = await answer
+        except BaseException:
+            close_unbegun(begun)
+            raise
+        insist_on_their_end(begun, f"{type(self._middleware).__name__}.enqueue")
         # Whoever returns nothing means those that were added.
         return added if answer is None else self._checked("it must return", answer, Job)
 

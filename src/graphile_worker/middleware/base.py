@@ -90,15 +90,20 @@ def overriding(middleware: Iterable[Middleware], method: str) -> list[Middleware
     return [one for one in middleware if getattr(type(one), method) is not getattr(Middleware, method)]
 
 
-def insist_on_its_end(proceeding: Coroutine[Any, Any, Any], name: str) -> None:
-    """Refuse that a method of that name began it, and did not wait until it had ended."""
-    state = inspect.getcoroutinestate(proceeding)
-    if state == inspect.CORO_CREATED:
-        proceeding.close()  # or Python complains too
-    if state != inspect.CORO_CLOSED:
+def insist_on_their_end(begun: Sequence[Coroutine[Any, Any, Any]], name: str) -> None:
+    """Refuse that a method of that name began one, and did not wait until it had ended."""
+    if any(inspect.getcoroutinestate(one) != inspect.CORO_CLOSED for one in begun):
+        close_unbegun(begun)
         raise TaskError(
             f"{name} called proceed() and did not wait for it: write await proceed(), or return proceed()."
         )
+
+
+def close_unbegun(proceedings: Iterable[Coroutine[Any, Any, Any]]) -> None:
+    """Close those that nobody awaited, or Python complains of them too."""
+    for one in proceedings:
+        if inspect.getcoroutinestate(one) == inspect.CORO_CREATED:
+            one.close()
 
 
 def check_middleware(given: object) -> tuple[Middleware, ...]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
 from graphile_worker._db.connect import Pool
 from graphile_worker._db.session import Session
+from graphile_worker._runtime.handlers import timeout_of
 from graphile_worker.client import find_schema
 from graphile_worker.context import JobContext, Stopping, Surroundings
+from graphile_worker.durations import seconds
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.job import Job, JobSpec, JobState
 from graphile_worker.logs import ScopedLogger
@@ -21,9 +23,10 @@ from graphile_worker.specs import Specs
 from graphile_worker.testing.places import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from graphile_worker._db.connect import Connection
+    from graphile_worker.durations import Duration
     from graphile_worker.testing.clocks import Clock
 
 S = TypeVar("S")
@@ -85,20 +88,31 @@ class FakeContext(JobContext[S]):
 
     __slots__ = ("added",)
 
-    def __init__(self, job: Job, surroundings: _Surroundings, added: list[JobSpec]) -> None:
-        super().__init__(job, surroundings)
+    def __init__(
+        self, job: Job, surroundings: _Surroundings, added: list[JobSpec], limit: _Limit | None = None
+    ) -> None:
+        super().__init__(job, surroundings, limit)
         self.added = added
 
 
 @overload
 def context(
-    job: Job | None = None, *, connection: Connection | None = None, clock: Clock | None = None
+    job: Job | None = None,
+    *,
+    timeout: Duration | None = None,
+    connection: Connection | None = None,
+    clock: Clock | None = None,
 ) -> FakeContext[Any]: ...
 
 
 @overload
 def context(
-    job: Job | None = None, *, state: S, connection: Connection | None = None, clock: Clock | None = None
+    job: Job | None = None,
+    *,
+    state: S,
+    timeout: Duration | None = None,
+    connection: Connection | None = None,
+    clock: Clock | None = None,
 ) -> FakeContext[S]: ...
 
 
@@ -106,6 +120,7 @@ def context(
     job: Job | None = None,
     *,
     state: Any = None,
+    timeout: Duration | None = None,
     connection: Connection | None = None,
     clock: Clock | None = None,
 ) -> FakeContext[Any]:
@@ -114,6 +129,8 @@ def context(
     Args:
         job: Which job runs; by default one in its first attempt.
         state: What the application's lifespan would have opened.
+        timeout: How long the job may run, for `JobContext.deadline`: nothing happens when that is over. By
+            default what the job says by itself, as one does that was added with a timeout.
         connection: A connection of asyncpg's, for what the task does with the database. Without one, jobs
             that it adds are only noted, in `FakeContext.added`, and anything else is refused.
         clock: What time it is.
@@ -132,7 +149,10 @@ def context(
     added: list[JobSpec] = []
     utils = _Notes.into(added) if connection is None else Place.on_connection(connection, None)
     utils.clock = clock
-    return FakeContext(job or _usual_job(), _Surroundings(utils, state), added)
+    job, surroundings = job or _usual_job(), _Surroundings(utils, state)
+    length = timeout_of(job) if timeout is None else seconds("timeout", timeout, "more than 0")
+    limit = None if length is None else _Limit(surroundings.now, length, surroundings.stopping_of(job))
+    return FakeContext(job, surroundings, added, limit)
 
 
 class _Surroundings(Surroundings):
@@ -164,6 +184,19 @@ class _Surroundings(Surroundings):
             return await awaitable
 
         return asyncio.run(waited())
+
+
+class _Limit:
+    """How long the job may run, as its task sees it."""
+
+    def __init__(self, now: Callable[[], datetime], timeout: float, stopping: Stopping) -> None:
+        self._now = now
+        self.at = now() + timedelta(seconds=timeout)
+        self.stopping = stopping
+
+    def extend(self, duration: Duration) -> None:
+        """So long from now."""
+        self.at = self._now() + timedelta(seconds=seconds("extend_deadline", duration, "more than 0"))
 
 
 class _NoDatabase(Pool):

@@ -10,26 +10,30 @@ from typing import TYPE_CHECKING, Any, Self
 
 from graphile_worker import events as event
 from graphile_worker._db import exchange as database
+from graphile_worker._db.cancellations import settle
 from graphile_worker._db.connect import read_committed
 from graphile_worker._db.exchange import NOTHING, Result, Wish
 from graphile_worker._db.failures import is_about_data
 from graphile_worker._db.queries import read_now
 from graphile_worker._runtime.executor import Executor
+from graphile_worker._runtime.gates import Gates
 from graphile_worker._runtime.handlers import read_handlers, read_specs
 from graphile_worker._runtime.job_log import JobLog
 from graphile_worker._runtime.slots import Slots
 from graphile_worker.context import Surroundings
 from graphile_worker.errors import DatabaseError
-from graphile_worker.outcome import Failed, Returned, Snooze, Snoozed, default_delay
+from graphile_worker.outcome import Cancel, Failed, Returned, Snooze, Snoozed, as_cancelled, default_delay
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
+    from graphile_worker._db.cancellations import Request
     from graphile_worker._db.connect import Connection
     from graphile_worker._db.exchange import Held, Reply
-    from graphile_worker._runtime.handlers import Tasks
+    from graphile_worker._runtime.handlers import Handler, Tasks
     from graphile_worker.logs import ScopedLogger
+    from graphile_worker.middleware import Middleware
     from graphile_worker.options import WorkerOptions
     from graphile_worker.outcome import Outcome
     from graphile_worker.testing.places import Place
@@ -67,10 +71,11 @@ class Hands:
             specs=read_specs(tasks),
         )
         surroundings.state = state
-        self._executor = Executor(handlers, surroundings, 0.0, options.middleware)
+        self._executor = _Executor(handlers, surroundings, self._cancellation, options.middleware)
         pool = event.WorkerPool(self._worker_id, place.schema, 1, tuple(handlers))
         self._slots = Slots(pool, 1, self._executor, options.events, self._ended)
         self._outcome: asyncio.Future[Outcome] | None = None
+        self._gates = Gates(options.middleware, tuple(handlers), logger)
         self._job_log = JobLog(options.events, logger)
         self._tasks: dict[int, str] = {}
 
@@ -85,7 +90,11 @@ class Hands:
     async def claim(self) -> Held | None:
         """The next job that is due; None if there is none."""
         await self._learn_tasks()
-        wish, until = Wish(wanted=1), monotonic() + _CONTENDED
+        await self._requests()
+        passage = self._gates.pass_through(1, ())
+        if not passage.wanted:
+            return None
+        wish, until = Wish(wanted=passage.wanted, tasks=passage.tasks), monotonic() + _CONTENDED
         while True:
             reply = await self._ask([], wish)
             self._real_clock.observe(reply.now)
@@ -110,6 +119,17 @@ class Hands:
             return await ask(on, schema, self._handlers)
 
         self._tasks = await self._session.call(learn)
+
+    async def _requests(self) -> Sequence[Request]:
+        """Settle what was cancelled; returns what is to be done by whoever runs it."""
+        return await self._session.call(partial(settle, schema=self._session.schema))
+
+    async def _cancellation(self, held: Held) -> Cancel | None:
+        """Why the job is not wanted any more, if that is so."""
+        for request in await self._requests():
+            if (request.job_id, request.locked_by) == (held.job.id, self._worker_id):
+                return Cancel(request.reason)
+        return None
 
     async def run(self, held: Held) -> Outcome:
         """Run the job, and record what it came to."""
@@ -170,6 +190,29 @@ class Hands:
                 on, schema, self._worker_id, results, wish, self._tasks, plain=plain
             )
         return answer.read()
+
+
+class _Executor(Executor):
+    """One that looks when a job has ended whether it was cancelled meanwhile."""
+
+    def __init__(
+        self,
+        handlers: Mapping[str, Handler],
+        surroundings: Surroundings,
+        cancellation: Callable[[Held], Awaitable[Cancel | None]],
+        middleware: Iterable[Middleware],
+    ) -> None:
+        super().__init__(handlers, surroundings, 0.0, middleware)
+        self._cancellation = cancellation
+
+    async def execute(self, held: Held) -> Outcome:
+        """Run the job to its end."""
+        outcome = await super().execute(held)
+        try:
+            choice = await self._cancellation(held)
+        except DatabaseError:  # it is raised when the outcome is recorded, or has passed by then
+            return outcome
+        return outcome if choice is None else as_cancelled(choice, outcome)
 
 
 class _Moved(Snooze):

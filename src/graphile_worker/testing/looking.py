@@ -6,6 +6,7 @@ import difflib
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from graphile_worker._db.callers import is_connection
 from graphile_worker.app import App
 from graphile_worker.binding import ByKeys
 from graphile_worker.client import WorkerUtils
@@ -69,8 +70,8 @@ async def assert_enqueued(
         task: The task, with what is to hold for the job: ``hello.using(priority=-5, run_at=...)``. A
             ``run_at`` may be a second off; a timedelta is from when the job was added. Or a `JobSpec`, or the
             name of a task, and then `on` says where to look.
-        payload: What the job has, if it takes no keyword arguments: a mapping has some of its keys, anything
-            else is the whole of it.
+        payload: What the job has, if it takes no keyword arguments, or one of the name `on`: a mapping has
+            some of its keys, anything else is the whole of it.
         on: An app, a `WorkerUtils` or a connection of asyncpg's; by default the task's own app.
         arguments: Some of the arguments, as `enqueue` takes them.
 
@@ -123,6 +124,7 @@ class _Wanted:
     """A job that somebody looks for."""
 
     def __init__(self, task: What, payload: Any, arguments: dict[str, Any], on: Where | None) -> None:
+        _check(task, on)
         self._task, self._on = task, on
         utils, _ = _look(on, task)  # or there is nowhere to look
         self._clock = utils.clock if isinstance(utils, Place) else None
@@ -221,6 +223,19 @@ def _look(where: Where | None, task: What | None) -> tuple[WorkerUtils, Connecti
     if where is None:
         raise ConfigurationError("Where are the jobs? Pass a task of an app, or on=app.")
     return Place.on_connection(where, None), None
+
+
+def _check(task: object, on: object) -> None:
+    """Of what is not meant that way, a database would say something that helps nobody."""
+    if not isinstance(task, str | JobSpec | Enqueuer):
+        raise ConfigurationError(f"{task!r} is neither a task, nor the name of one, nor a JobSpec.")
+    if on is not None and not isinstance(on, App | WorkerUtils) and not is_connection(on):
+        hint = ""
+        if isinstance(task, Enqueuer) and task._task.binding.takes("on"):  # noqa: SLF001
+            hint = f" For what the task has as its parameter on, pass a dict: {{'on': {on!r}}}."
+        raise ConfigurationError(
+            f"on= says where to look: an app, a WorkerUtils or a connection of asyncpg's, not {on!r}.{hint}"
+        )
 
 
 def _listed(jobs: list[Job]) -> str:

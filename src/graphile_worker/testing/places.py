@@ -27,8 +27,11 @@ if TYPE_CHECKING:
     from graphile_worker.middleware import Middleware
     from graphile_worker.testing.clocks import Clock
 
-INSIDE: ContextVar[bool] = ContextVar("graphile_worker_inside_of_a_drain", default=False)
-"""Whether this is a job that a test runs: what it adds runs after it, and not inside of it."""
+INSIDE: ContextVar[bool | None] = ContextVar("graphile_worker_inside_of_a_drain", default=None)
+"""Whether this is a job that a test runs: what it adds runs after it, and not inside of it.
+
+None if nobody knows: threads of a pool do not inherit it.
+"""
 
 
 _CLOCKS: WeakKeyDictionary[App, Clock | None] = WeakKeyDictionary()
@@ -159,7 +162,7 @@ class using:  # noqa: N801 - used like a function
 
     async def __aenter__(self) -> App:
         self._clock_before = _CLOCKS.get(self._app)
-        self._clock = _CLOCKS[self._app] = self._clock or self._clock_before
+        self._clock = self._clock or self._clock_before
         settings = self._app.settings
         if self._connection is not None:
             place = Place.on_connection(
@@ -181,6 +184,7 @@ class using:  # noqa: N801 - used like a function
         else:
             self._lent = self._app.lent(Place.over(self._app.utils, self._clock))
         self._lent.__enter__()
+        _CLOCKS[self._app] = self._clock
         return self._app
 
     async def __aexit__(self, *_exception: object) -> None:
