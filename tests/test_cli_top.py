@@ -19,7 +19,7 @@ import asyncpg
 import psutil
 import pytest
 
-from graphile_worker import WorkerUtils
+from graphile_worker import Fail, Retry, WorkerUtils
 from graphile_worker.cli.live.snapshot import Snapshot, look
 from graphile_worker.cli.live.terminal import keys_in
 from graphile_worker.cli.live.view import View, Wish
@@ -107,8 +107,7 @@ async def busy(db: asyncpg.Connection) -> asyncpg.Connection:
     await jobs.add(db, "report", queue_name="reports", run_at=datetime.now(UTC) - timedelta(hours=3))
     failed = await jobs.add(db, "charge", payload={"order": 7})
     await db.execute(
-        "update graphile_worker._private_jobs "
-        "set attempts = max_attempts, last_error = $2, updated_at = now() where id = $1",
+        "update graphile_worker._private_jobs set attempts = max_attempts, last_error = $2 where id = $1",
         *(failed["id"], "The bank says \x1b[2Jno\nTraceback"),
     )
     locked = await jobs.add(db, "video")
@@ -250,6 +249,68 @@ class TestOnATerminal:
                 await until(counts, "jobs that are done are counted")
                 terminal.press("4")
                 await terminal.until("python")
+
+
+class TestFailures:
+    @pytest.mark.parametrize(
+        ("error", "told"),
+        [
+            (RuntimeError("as usual"), True),
+            (Fail("for good"), False),  # nobody writes down when
+            (Retry(after=timedelta(days=1)), False),
+        ],
+    )
+    async def test_an_old_job_that_fails_now_is_the_first_of_more_than_there_is_room_for(
+        self, db: asyncpg.Connection, database: str, error: Exception, told: bool
+    ) -> None:
+        async def charge(_payload: object) -> None:
+            raise error
+
+        long_ago = datetime.now(UTC) - timedelta(days=3)
+        old = await jobs.add(db, "charge", run_at=long_ago)
+        await db.execute(
+            "update graphile_worker._private_jobs set created_at = run_at, updated_at = run_at where id = $1",
+            old["id"],
+        )
+        await db.execute("select graphile_worker.add_job('other') from generate_series(1, 60)")
+        await db.execute(
+            "update graphile_worker._private_jobs set attempts = 1, last_error = 'oops' where id <> $1",
+            old["id"],
+        )
+        began = await db.fetchval("select now()")
+        async with WorkerUtils(database) as utils, running({"charge": charge}, database):
+
+            async def failed() -> bool:
+                row = await jobs.existing(db, old["id"])
+                return row["locked_at"] is None and row["last_error"] is not None
+
+            await until(failed, "the job has failed")
+            ended = await db.fetchval("select now()")
+            first, *others = await utils.many.failures()
+        assert (first.id, len(others)) == (old["id"], 49)
+        if told:
+            assert first.failed_at is not None
+            assert began <= first.failed_at <= ended
+        elif first.failed_at is not None:
+            assert first.failed_at == old["run_at"], "no later than it was added, and not now"
+
+    async def test_a_job_that_was_ended_by_hand_failed_then(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        job = await jobs.add(db, "later", run_at=datetime.now(UTC) + timedelta(days=3))
+        async with WorkerUtils(database) as utils:
+            await utils.permanently_fail_jobs([job["id"]], "not wanted")
+            [found] = await utils.many.failures()
+        assert found.failed_at == (await jobs.existing(db, job["id"]))["updated_at"]
+
+    async def test_any_time_that_a_job_can_have(self, db: asyncpg.Connection, database: str) -> None:
+        for moment in ("infinity", "-infinity", "4713-01-01 00:00:00+00 BC", "294276-12-31 00:00:00+00"):
+            await db.execute(
+                "select (graphile_worker.add_job('t', run_at => $1::text::timestamptz)).id", moment
+            )
+        await db.execute("update graphile_worker._private_jobs set attempts = 25, last_error = 'oops'")
+        async with WorkerUtils(database) as utils:
+            assert len(await utils.many.failures()) == 4
 
 
 async def test_it_needs_a_terminal(database: str) -> None:

@@ -86,8 +86,10 @@ class FailedJob(msgspec.Struct, frozen=True, kw_only=True):
     task_identifier: str
     attempts: int
     max_attempts: int
-    updated_at: datetime
-    """When it failed, as a rule."""
+    failed_at: datetime | None
+    """When it failed, roughly; None if its row does not tell."""
+    written_before: int
+    """How many transactions ago its row was written: the fewer, the later it failed."""
     last_error: str
     """Its beginning."""
 

@@ -89,7 +89,10 @@ _FAILURES: list[Column[FailedJob]] = [
         title="ATTEMPT", value=lambda row: row.attempts,
         short=lambda row: f"{row.attempts}/{row.max_attempts}",
     ),
-    Column(title="WHEN", value=lambda row: row.updated_at, short=lambda row: times.from_now(row.updated_at)),
+    Column(
+        title="WHEN", value=lambda row: -row.written_before,
+        short=lambda row: "" if row.failed_at is None else times.from_now(row.failed_at),
+    ),
     Column(
         title="ERROR", value=lambda row: row.last_error, least=10,
         short=lambda row: row.last_error.strip().split("\n")[0],
