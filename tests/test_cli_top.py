@@ -21,7 +21,7 @@ import pytest
 
 from graphile_worker import Fail, Retry, WorkerUtils
 from graphile_worker.cli.live.snapshot import Snapshot, look
-from graphile_worker.cli.live.terminal import keys_in
+from graphile_worker.cli.live.terminal import Keys, keys_in
 from graphile_worker.cli.live.view import View, Wish
 from graphile_worker.testing import Databases
 from support import jobs
@@ -179,14 +179,90 @@ class TestOnATerminal:
 
     async def test_the_size_changes(self, busy: asyncpg.Connection, database: str) -> None:  # noqa: ARG002
         with tmux(*top(database), columns=140, lines=40) as terminal:
-            await terminal.until("space stop  q quit")
+            await terminal.until("c cancel  space stop")
             terminal.run("resize-window", "-x", "40", "-y", "9")
-            await terminal.until("space stop  q quit", gone=True)
+            await terminal.until("c cancel  space stop", gone=True)
             await terminal.until("mail")
             terminal.run("resize-window", "-x", "140", "-y", "40")
-            await terminal.until("space stop  q quit")
+            await terminal.until("c cancel  space stop")
             terminal.press("q")
             await left_as_it_was(terminal, 0)
+
+    async def test_a_terminal_of_the_usual_size_shows_rates_and_keys(
+        self,
+        busy: asyncpg.Connection,  # noqa: ARG002
+        database: str,
+    ) -> None:
+        with tmux(*top(database), columns=80, lines=24) as terminal:
+            await terminal.until("done 0.0/s")
+            screen = terminal.screen()
+            for text in ("oldest due 3 h ago", "added 0.0/s", "q quit", "c cancel", "space stop", "mail"):
+                assert text in screen
+
+    async def test_all_of_a_job_can_be_read_on_it(self, db: asyncpg.Connection, database: str) -> None:
+        words = [f"word-{number}" for number in range(40)]
+        job = await jobs.add(db, "charge", payload={"words": words})
+        error = "\n".join(f"line {number}" for number in range(60))
+        await db.execute(
+            "update graphile_worker._private_jobs set attempts = 25, last_error = $2 where id = $1",
+            *(job["id"], error),
+        )
+        with tmux(*top(database), columns=80, lines=24) as terminal:
+            await terminal.until("q quit")
+            terminal.press("5")
+            await terminal.until("25/25")
+            terminal.press("Enter")
+            await terminal.until("more lines")
+            read = terminal.screen()
+            assert "Esc back" in read
+            for number in range(3):
+                terminal.press("NPage")
+                await terminal.until(f"line {10 * number + 8}")
+                read += terminal.screen()
+            assert [word for word in words if word not in read.replace("\n", "")] == []
+            terminal.press("End")
+            await terminal.until("line 59")
+            assert "more lines" not in terminal.screen()
+            terminal.press("Home")
+            await terminal.until("failed, attempt 25 of 25")
+            terminal.press("Escape")
+            await terminal.until("Esc back", gone=True)
+
+    async def test_a_job_that_is_looked_at_is_shown_as_it_is_now(
+        self, busy: asyncpg.Connection, database: str
+    ) -> None:
+        with tmux(*top(database), columns=80, lines=24) as terminal:
+            await terminal.until("q quit")
+            terminal.press("5")
+            await terminal.until("25/25")
+            terminal.press("Enter")
+            await terminal.until("failed, attempt 25 of 25")
+            terminal.press("t", "y")
+            await terminal.until("ready, attempt 0 of 25")
+            await busy.execute("update graphile_worker._private_jobs set priority = 77 where id = 14")
+            await terminal.until("priority 77")
+            terminal.press(" ")
+            await terminal.until("It stands still")
+            terminal.press("c", "y")
+            await terminal.until("failed, attempt 25 of 25")
+            terminal.press(" ")
+            await busy.execute("delete from graphile_worker._private_jobs where id = 14")
+            await terminal.until("It is gone: completed, or removed.")
+            await terminal.until("priority 77")
+
+    async def test_a_question_is_seen_on_any_screen(
+        self,
+        busy: asyncpg.Connection,  # noqa: ARG002
+        database: str,
+    ) -> None:
+        with tmux(*top(database), columns=30, lines=6) as terminal:
+            await terminal.until("q quit")
+            terminal.press("5")
+            await terminal.until("25/25")
+            terminal.press("t")
+            await terminal.until("y/n")
+            terminal.press("n")
+            await terminal.until("q quit")
 
     @pytest.mark.parametrize(("number", "status"), [("INT", 0), ("TERM", 143), ("HUP", 129)])
     async def test_signals(self, database: str, number: str, status: int) -> None:
@@ -200,7 +276,7 @@ class TestOnATerminal:
     async def test_an_error_of_ours(self, database: str) -> None:
         broken = (
             "import graphile_worker.cli.live.view as view, graphile_worker.cli as cli\n"
-            "view.View._foot = lambda self: 1 / 0\n"
+            "view.View._foot = lambda *_: 1 / 0\n"
             "cli.main()"
         )
         with tmux(sys.executable, "-c", broken, *top(database)[1:]) as terminal:
@@ -338,15 +414,26 @@ class TestTheView:
             *("a", "up", "down", "right", "enter", "backspace", "page up", "\x1b[1;5C", "escape")
         ]
 
+    def test_keys_that_arrive_in_pieces(self) -> None:
+        whole = "é\x1b[A日\x1b[5~\x1bOBq\x1b[1;5C".encode()
+        for end in range(len(whole) + 1):
+            keys = Keys()
+            found = [*keys.feed(whole[:end]), *keys.feed(whole[end:])]
+            assert found == ["é", "up", "日", "page up", "down", "q", "\x1b[1;5C"]
+            assert not keys.waits
+        keys = Keys()
+        assert keys.feed(b"x\x1b") == ["x"]
+        assert (keys.waits, keys.end(), keys.end()) == (True, ["escape"], [])
+
     async def test_a_cursor_stays_where_rows_are(self, busy: asyncpg.Connection, database: str) -> None:  # noqa: ARG002
         async with WorkerUtils(database) as utils:
             view = View("mine")
             assert view.press("down") is None
-            view.render(10)
+            view.render(80, 10)
             view.snapshot = await look(utils, None)
             for key in ("page down", "home", "page up", "end", "left", "right", "x", "\x1b[1;5C"):
                 assert view.press(key) is None
-                view.render(1)
+                view.render(80, 1)
             view.press("3")
             assert view.press("enter") == Wish("look", 15)
             assert view.press("c") is None
