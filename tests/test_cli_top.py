@@ -138,6 +138,19 @@ class TestOnATerminal:
             terminal.press("q")
             await left_as_it_was(terminal, 0)
 
+    async def test_workers_are_as_they_are_elsewhere(self, db: asyncpg.Connection, database: str) -> None:
+        await db.execute(
+            """insert into graphile_worker._private_workers (id, last_heartbeat_at, metadata)
+            values ('rust-1', now(), '{"pid": 7}'), ('rust-2', now() - interval '3 days', '{"pid": 8}')"""
+        )
+        with tmux(*top(database)) as terminal:
+            await terminal.until("q quit")
+            terminal.press("4")
+            await terminal.until("silent")
+            screen = terminal.screen()
+            assert re.search("rust-1 .* beats ", screen)
+            assert re.search("rust-2 .* silent ", screen)
+
     async def test_sort_and_filter(self, busy: asyncpg.Connection, database: str) -> None:  # noqa: ARG002
         with tmux(*top(database)) as terminal:
             await terminal.until("by ready ↓")

@@ -73,7 +73,7 @@ _WORKERS: list[Column[WorkerRow]] = [
     Column(title="WORKER", value=lambda row: row.worker.id, least=12),
     Column(title="LANGUAGE", value=lambda row: row.worker.language, spare=2),
     Column(title="HOST", value=lambda row: row.worker.host, least=8, spare=1),
-    Column(title="STATE", value=lambda row: row.worker.state),
+    Column(title="STATE", value=lambda row: row.worker.condition),
     Column(title="RUNS", value=lambda row: row.runs, right=True),
     Column(title="SLOTS", value=lambda row: row.worker.concurrency, right=True),
     Column(
@@ -139,7 +139,7 @@ def _known(seen: Snapshot) -> list[WorkerInfo]:
     from graphile_worker.liveness import WorkerInfo  # noqa: PLC0415
 
     known = {worker.id for worker in seen.workers}
-    silent = [WorkerInfo(id=name, state="unknown") for name in sorted(seen.held().keys() - known)]
+    silent = [WorkerInfo(id=name) for name in sorted(seen.held().keys() - known)]
     return [*seen.workers, *silent]
 
 
