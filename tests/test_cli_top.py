@@ -123,6 +123,7 @@ class TestOnATerminal:
             await terminal.until("13 ready   0 scheduled   1 running   1 failed")
             await terminal.until("oldest due 3 h ago")
             await terminal.until("mail       12")
+            await terminal.until("+0.0/s")
             await jobs.add(busy, "new")
             await terminal.until("14 ready")
             terminal.press("Tab")
@@ -156,7 +157,7 @@ class TestOnATerminal:
             await terminal.until("by ready ↓")
             terminal.press("o")
             await terminal.until("by ready ↑")
-            terminal.press("s", "s", "s", "s", "s")
+            terminal.press("s", "s", "s", "s", "s", "s")
             await terminal.until("by task ↑")
             terminal.press("/", "m", "a", "i")
             await terminal.until("Show what contains: mai")
@@ -479,3 +480,19 @@ class TestTheView:
             await db.execute("select pg_stat_reset()")
             third = await look(utils, second)
             assert third.added == 0
+
+    async def test_tasks_and_queues_grow_and_shrink(self, db: asyncpg.Connection, database: str) -> None:
+        for number in range(10):
+            await jobs.add(db, "mail", queue_name=f"q{number % 2}")
+        async with WorkerUtils(database) as utils:
+            first = await look(utils, None)
+            assert (first.tasks_grow, first.queues_grow) == ({}, {})
+            await db.execute("delete from graphile_worker._private_jobs where id <= 4")
+            for _ in range(6):
+                await jobs.add(db, "report", queue_name="q1")
+            second = await look(utils, first)
+            passed = second.writes.at - first.writes.at
+            tasks = {name: round(rate * passed) for name, rate in second.tasks_grow.items()}
+            queues = {name: round(rate * passed) for name, rate in second.queues_grow.items()}
+            assert tasks == {"mail": -4, "report": 6}
+            assert queues == {"q0": -2, "q1": 4}
