@@ -20,7 +20,7 @@ from graphile_worker.many_jobs import Change
 if TYPE_CHECKING:
     from graphile_worker.client import WorkerUtils
 
-_SHARE = 50
+SHARE = 50
 """A look may take one part of so many of the time."""
 
 
@@ -81,7 +81,7 @@ class Top:
                     self._view.snapshot = await look(self._utils, self._view.snapshot)
                     await self._read_details()
                     # The larger the queue the rarer the look, so that it costs the server next to nothing.
-                    pause = max(pause, _SHARE * self._view.snapshot.took)
+                    pause = max(pause, SHARE * self._view.snapshot.took)
                     self._view.pause, self._view.trouble = pause, ""
                 except GraphileWorkerError as error:
                     self._view.trouble = str(error)
