@@ -36,5 +36,5 @@ select
 from {schema}._private_jobs as job
 left join {schema}._private_tasks as task on task.id = job.task_id
 where job.last_error is not null and job.attempts > 0
-order by written_before, failed_at desc nulls last, job.id desc
+order by written_before, job.id desc
 limit $1;
