@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from benchmarks import binding, contenders, middleware
+from benchmarks import binding, contenders, looks, middleware
 from benchmarks.__main__ import main
 from benchmarks.arena import Arena
 from benchmarks.backlog import UNRUNNABLE, Backlog
@@ -207,3 +207,7 @@ def test_the_cost_of_binding_is_printed_with_its_goal(capsys: pytest.CaptureFixt
         *("msgspec alone", "keywords", "with_context", "with_defaults", "struct", "by_position")
     ]
     assert lines[-1].startswith("goal: 5 µs at most; ")
+
+
+async def test_a_look_of_top_is_measured(database: str) -> None:
+    assert await looks.measure(database, 200) > 0

@@ -63,6 +63,35 @@ class TestStats:
             assert await terminal.end() == INTERRUPTED
         assert "Traceback" not in terminal.text
 
+    async def test_many_tasks_fit_a_terminal_that_is_watched(self, db: asyncpg.Connection, cli: Cli) -> None:
+        for number in range(1, 44):
+            await add(db, f"task-{number:02}")
+        await db.execute("select graphile_worker.add_job('task-43') from generate_series(1, 6)")
+        options = ("--watch", "--interval", "100ms")
+        with cli.terminal("stats", *options, columns=80, lines=24) as terminal:
+            await terminal.until("Ctrl-C ends it.")
+        lines = terminal.text.split("Ctrl-C ends it.")[0].splitlines()
+        assert [line.split()[:2] for line in lines[-4:-1]] == [
+            *(["task-43", "7"], ["(23", "others)"], ["(all)", "49"])
+        ]
+        assert lines[-3].split()[2] == "23"
+        assert len(lines) == 24
+
+    @pytest.mark.parametrize("more", [(), ("--json",)])
+    async def test_a_queue_that_goes_away_is_watched_until_it_is_back(
+        self, db: asyncpg.Connection, cli: Cli, more: tuple[str, ...]
+    ) -> None:
+        await add(db, "early")
+        with cli.terminal("stats", "--watch", "--interval", "100ms", *more) as terminal:
+            await terminal.until("early")
+            await db.execute("alter schema graphile_worker rename to away")
+            await terminal.until("is not installed in this database")
+            await db.execute("alter schema away rename to graphile_worker")
+            await add(db, "late")
+            await terminal.until("late")
+            terminal.interrupt()
+            assert await terminal.end() == INTERRUPTED
+
     async def test_watched_by_a_program_it_is_an_object_a_line(self, cli: Cli) -> None:
         with cli.terminal("stats", "--watch", "--interval", "100ms", "--json") as terminal:
             await terminal.until("}\n{")
@@ -138,6 +167,18 @@ class TestWorkers:
         finally:
             await runner.stop(grace=0)
 
+    async def test_one_of_rusts_that_has_not_beaten_for_long_is_silent(
+        self, db: asyncpg.Connection, cli: Cli
+    ) -> None:
+        for name in ("early", "late"):
+            await register(db, name, {"pid": 7})
+        await db.execute(
+            "update graphile_worker._private_workers "
+            "set last_heartbeat_at = now() - interval '3 days' where id = 'late'"
+        )
+        states = {worker["id"]: worker["state"] for worker in await cli.json("workers")}
+        assert states == {"early": "beats", "late": "silent"}
+
     async def test_none(self, cli: Cli) -> None:
         assert await cli.json("workers") == []
         with cli.terminal("workers") as terminal:
@@ -195,6 +236,13 @@ class TestSweep:
         assert (row["locked_at"], row["attempts"]) == (None, 0)
         assert (row["run_at"] - row["created_at"]).total_seconds() > 3500
         assert await cli.json("sweep") == []
+
+    async def test_who_is_watched_is_told_and_for_how_long(self, db: asyncpg.Connection, cli: Cli) -> None:
+        await register(db, "gone", {"language": "python", "lease": {"seconds": 1}})
+        await register(db, "rust", {"pid": 7})
+        done = await cli("sweep", "--json")
+        assert done.stderr == "Watching, until each was heard from or for 1 s, 1 worker: gone\n"
+        assert [one["worker"] for one in json.loads(done.stdout)] == ["gone"]
 
     async def test_mistakes(self, cli: Cli) -> None:
         done = await cli("sweep", "--recovery-delay", "late")

@@ -19,9 +19,9 @@ import asyncpg
 import psutil
 import pytest
 
-from graphile_worker import WorkerUtils
+from graphile_worker import Fail, Retry, WorkerUtils
 from graphile_worker.cli.live.snapshot import Snapshot, look
-from graphile_worker.cli.live.terminal import keys_in
+from graphile_worker.cli.live.terminal import Keys, keys_in
 from graphile_worker.cli.live.view import View, Wish
 from graphile_worker.testing import Databases
 from support import jobs
@@ -107,8 +107,7 @@ async def busy(db: asyncpg.Connection) -> asyncpg.Connection:
     await jobs.add(db, "report", queue_name="reports", run_at=datetime.now(UTC) - timedelta(hours=3))
     failed = await jobs.add(db, "charge", payload={"order": 7})
     await db.execute(
-        "update graphile_worker._private_jobs "
-        "set attempts = max_attempts, last_error = $2, updated_at = now() where id = $1",
+        "update graphile_worker._private_jobs set attempts = max_attempts, last_error = $2 where id = $1",
         *(failed["id"], "The bank says \x1b[2Jno\nTraceback"),
     )
     locked = await jobs.add(db, "video")
@@ -124,6 +123,7 @@ class TestOnATerminal:
             await terminal.until("13 ready   0 scheduled   1 running   1 failed")
             await terminal.until("oldest due 3 h ago")
             await terminal.until("mail       12")
+            await terminal.until("+0.0/s")
             await jobs.add(busy, "new")
             await terminal.until("14 ready")
             terminal.press("Tab")
@@ -139,12 +139,25 @@ class TestOnATerminal:
             terminal.press("q")
             await left_as_it_was(terminal, 0)
 
+    async def test_workers_are_as_they_are_elsewhere(self, db: asyncpg.Connection, database: str) -> None:
+        await db.execute(
+            """insert into graphile_worker._private_workers (id, last_heartbeat_at, metadata)
+            values ('rust-1', now(), '{"pid": 7}'), ('rust-2', now() - interval '3 days', '{"pid": 8}')"""
+        )
+        with tmux(*top(database)) as terminal:
+            await terminal.until("q quit")
+            terminal.press("4")
+            await terminal.until("silent")
+            screen = terminal.screen()
+            assert re.search("rust-1 .* beats ", screen)
+            assert re.search("rust-2 .* silent ", screen)
+
     async def test_sort_and_filter(self, busy: asyncpg.Connection, database: str) -> None:  # noqa: ARG002
         with tmux(*top(database)) as terminal:
             await terminal.until("by ready ↓")
             terminal.press("o")
             await terminal.until("by ready ↑")
-            terminal.press("s", "s", "s", "s", "s")
+            terminal.press("s", "s", "s", "s", "s", "s")
             await terminal.until("by task ↑")
             terminal.press("/", "m", "a", "i")
             await terminal.until("Show what contains: mai")
@@ -180,14 +193,90 @@ class TestOnATerminal:
 
     async def test_the_size_changes(self, busy: asyncpg.Connection, database: str) -> None:  # noqa: ARG002
         with tmux(*top(database), columns=140, lines=40) as terminal:
-            await terminal.until("space stop  q quit")
+            await terminal.until("c cancel  space stop")
             terminal.run("resize-window", "-x", "40", "-y", "9")
-            await terminal.until("space stop  q quit", gone=True)
+            await terminal.until("c cancel  space stop", gone=True)
             await terminal.until("mail")
             terminal.run("resize-window", "-x", "140", "-y", "40")
-            await terminal.until("space stop  q quit")
+            await terminal.until("c cancel  space stop")
             terminal.press("q")
             await left_as_it_was(terminal, 0)
+
+    async def test_a_terminal_of_the_usual_size_shows_rates_and_keys(
+        self,
+        busy: asyncpg.Connection,  # noqa: ARG002
+        database: str,
+    ) -> None:
+        with tmux(*top(database), columns=80, lines=24) as terminal:
+            await terminal.until("done 0.0/s")
+            screen = terminal.screen()
+            for text in ("oldest due 3 h ago", "added 0.0/s", "q quit", "c cancel", "space stop", "mail"):
+                assert text in screen
+
+    async def test_all_of_a_job_can_be_read_on_it(self, db: asyncpg.Connection, database: str) -> None:
+        words = [f"word-{number}" for number in range(40)]
+        job = await jobs.add(db, "charge", payload={"words": words})
+        error = "\n".join(f"line {number}" for number in range(60))
+        await db.execute(
+            "update graphile_worker._private_jobs set attempts = 25, last_error = $2 where id = $1",
+            *(job["id"], error),
+        )
+        with tmux(*top(database), columns=80, lines=24) as terminal:
+            await terminal.until("q quit")
+            terminal.press("5")
+            await terminal.until("25/25")
+            terminal.press("Enter")
+            await terminal.until("more lines")
+            read = terminal.screen()
+            assert "Esc back" in read
+            for number in range(3):
+                terminal.press("NPage")
+                await terminal.until(f"line {10 * number + 8}")
+                read += terminal.screen()
+            assert [word for word in words if word not in read.replace("\n", "")] == []
+            terminal.press("End")
+            await terminal.until("line 59")
+            assert "more lines" not in terminal.screen()
+            terminal.press("Home")
+            await terminal.until("failed, attempt 25 of 25")
+            terminal.press("Escape")
+            await terminal.until("Esc back", gone=True)
+
+    async def test_a_job_that_is_looked_at_is_shown_as_it_is_now(
+        self, busy: asyncpg.Connection, database: str
+    ) -> None:
+        with tmux(*top(database), columns=80, lines=24) as terminal:
+            await terminal.until("q quit")
+            terminal.press("5")
+            await terminal.until("25/25")
+            terminal.press("Enter")
+            await terminal.until("failed, attempt 25 of 25")
+            terminal.press("t", "y")
+            await terminal.until("ready, attempt 0 of 25")
+            await busy.execute("update graphile_worker._private_jobs set priority = 77 where id = 14")
+            await terminal.until("priority 77")
+            terminal.press(" ")
+            await terminal.until("It stands still")
+            terminal.press("c", "y")
+            await terminal.until("failed, attempt 25 of 25")
+            terminal.press(" ")
+            await busy.execute("delete from graphile_worker._private_jobs where id = 14")
+            await terminal.until("It is gone: completed, or removed.")
+            await terminal.until("priority 77")
+
+    async def test_a_question_is_seen_on_any_screen(
+        self,
+        busy: asyncpg.Connection,  # noqa: ARG002
+        database: str,
+    ) -> None:
+        with tmux(*top(database), columns=30, lines=6) as terminal:
+            await terminal.until("q quit")
+            terminal.press("5")
+            await terminal.until("25/25")
+            terminal.press("t")
+            await terminal.until("y/n")
+            terminal.press("n")
+            await terminal.until("q quit")
 
     @pytest.mark.parametrize(("number", "status"), [("INT", 0), ("TERM", 143), ("HUP", 129)])
     async def test_signals(self, database: str, number: str, status: int) -> None:
@@ -201,7 +290,7 @@ class TestOnATerminal:
     async def test_an_error_of_ours(self, database: str) -> None:
         broken = (
             "import graphile_worker.cli.live.view as view, graphile_worker.cli as cli\n"
-            "view.View._foot = lambda self: 1 / 0\n"
+            "view.View._foot = lambda *_: 1 / 0\n"
             "cli.main()"
         )
         with tmux(sys.executable, "-c", broken, *top(database)[1:]) as terminal:
@@ -252,6 +341,68 @@ class TestOnATerminal:
                 await terminal.until("python")
 
 
+class TestFailures:
+    @pytest.mark.parametrize(
+        ("error", "told"),
+        [
+            (RuntimeError("as usual"), True),
+            (Fail("for good"), False),  # nobody writes down when
+            (Retry(after=timedelta(days=1)), False),
+        ],
+    )
+    async def test_an_old_job_that_fails_now_is_the_first_of_more_than_there_is_room_for(
+        self, db: asyncpg.Connection, database: str, error: Exception, told: bool
+    ) -> None:
+        async def charge(_payload: object) -> None:
+            raise error
+
+        long_ago = datetime.now(UTC) - timedelta(days=3)
+        old = await jobs.add(db, "charge", run_at=long_ago)
+        await db.execute(
+            "update graphile_worker._private_jobs set created_at = run_at, updated_at = run_at where id = $1",
+            old["id"],
+        )
+        await db.execute("select graphile_worker.add_job('other') from generate_series(1, 60)")
+        await db.execute(
+            "update graphile_worker._private_jobs set attempts = 1, last_error = 'oops' where id <> $1",
+            old["id"],
+        )
+        began = await db.fetchval("select now()")
+        async with WorkerUtils(database) as utils, running({"charge": charge}, database):
+
+            async def failed() -> bool:
+                row = await jobs.existing(db, old["id"])
+                return row["locked_at"] is None and row["last_error"] is not None
+
+            await until(failed, "the job has failed")
+            ended = await db.fetchval("select now()")
+            first, *others = await utils.many.failures()
+        assert (first.id, len(others)) == (old["id"], 49)
+        if told:
+            assert first.failed_at is not None
+            assert began <= first.failed_at <= ended
+        elif first.failed_at is not None:
+            assert first.failed_at == old["run_at"], "no later than it was added, and not now"
+
+    async def test_a_job_that_was_ended_by_hand_failed_then(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        job = await jobs.add(db, "later", run_at=datetime.now(UTC) + timedelta(days=3))
+        async with WorkerUtils(database) as utils:
+            await utils.permanently_fail_jobs([job["id"]], "not wanted")
+            [found] = await utils.many.failures()
+        assert found.failed_at == (await jobs.existing(db, job["id"]))["updated_at"]
+
+    async def test_any_time_that_a_job_can_have(self, db: asyncpg.Connection, database: str) -> None:
+        for moment in ("infinity", "-infinity", "4713-01-01 00:00:00+00 BC", "294276-12-31 00:00:00+00"):
+            await db.execute(
+                "select (graphile_worker.add_job('t', run_at => $1::text::timestamptz)).id", moment
+            )
+        await db.execute("update graphile_worker._private_jobs set attempts = 25, last_error = 'oops'")
+        async with WorkerUtils(database) as utils:
+            assert len(await utils.many.failures()) == 4
+
+
 async def test_it_needs_a_terminal(database: str) -> None:
     done = await asyncio.to_thread(
         subprocess.run,
@@ -277,15 +428,26 @@ class TestTheView:
             *("a", "up", "down", "right", "enter", "backspace", "page up", "\x1b[1;5C", "escape")
         ]
 
+    def test_keys_that_arrive_in_pieces(self) -> None:
+        whole = "é\x1b[A日\x1b[5~\x1bOBq\x1b[1;5C".encode()
+        for end in range(len(whole) + 1):
+            keys = Keys()
+            found = [*keys.feed(whole[:end]), *keys.feed(whole[end:])]
+            assert found == ["é", "up", "日", "page up", "down", "q", "\x1b[1;5C"]
+            assert not keys.waits
+        keys = Keys()
+        assert keys.feed(b"x\x1b") == ["x"]
+        assert (keys.waits, keys.end(), keys.end()) == (True, ["escape"], [])
+
     async def test_a_cursor_stays_where_rows_are(self, busy: asyncpg.Connection, database: str) -> None:  # noqa: ARG002
         async with WorkerUtils(database) as utils:
             view = View("mine")
             assert view.press("down") is None
-            view.render(10)
+            view.render(80, 10)
             view.snapshot = await look(utils, None)
             for key in ("page down", "home", "page up", "end", "left", "right", "x", "\x1b[1;5C"):
                 assert view.press(key) is None
-                view.render(1)
+                view.render(80, 1)
             view.press("3")
             assert view.press("enter") == Wish("look", 15)
             assert view.press("c") is None
@@ -318,3 +480,19 @@ class TestTheView:
             await db.execute("select pg_stat_reset()")
             third = await look(utils, second)
             assert third.added == 0
+
+    async def test_tasks_and_queues_grow_and_shrink(self, db: asyncpg.Connection, database: str) -> None:
+        for number in range(10):
+            await jobs.add(db, "mail", queue_name=f"q{number % 2}")
+        async with WorkerUtils(database) as utils:
+            first = await look(utils, None)
+            assert (first.tasks_grow, first.queues_grow) == ({}, {})
+            await db.execute("delete from graphile_worker._private_jobs where id <= 4")
+            for _ in range(6):
+                await jobs.add(db, "report", queue_name="q1")
+            second = await look(utils, first)
+            passed = second.writes.at - first.writes.at
+            tasks = {name: round(rate * passed) for name, rate in second.tasks_grow.items()}
+            queues = {name: round(rate * passed) for name, rate in second.queues_grow.items()}
+            assert tasks == {"mail": -4, "report": 6}
+            assert queues == {"q0": -2, "q1": 4}

@@ -16,6 +16,7 @@ Duration: TypeAlias = float | timedelta
 LONGEST = 3e10
 """Seconds, about a thousand years: beyond, PostgreSQL or Python would refuse the date."""
 _WITHOUT_FRACTION = 100
+_STEPS = ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h"), (math.inf, 86_400, "days"))
 
 
 def seconds(name: str, value: object, allowed: str = "0 or more") -> float:
@@ -59,3 +60,15 @@ def shown(duration: float) -> str:
     ('2.72 s', '60 s', '3,600 s')
     """
     return f"{duration:,.0f} s" if duration >= _WITHOUT_FRACTION else f"{duration:.3g} s"
+
+
+def lasting(duration: float) -> str:
+    """Seconds as people say them, in two figures or so.
+
+    >>> lasting(0.25), lasting(3.2), lasting(90), lasting(90 * 60), lasting(3 * 3600), lasting(864_000)
+    ('0.2 s', '3 s', '90 s', '90 min', '3 h', '10 days')
+    """
+    if duration < 1:
+        return f"{duration:.1f} s"
+    unit, name = next((unit, name) for below, unit, name in _STEPS if duration < below)
+    return f"{int(duration // unit)} {name}"

@@ -26,6 +26,8 @@ MOST_OF_TASKS = 1000
 """How many bytes of its tasks' names a worker tells: they are in a row that is read for each exchange."""
 _MARGIN = 8.0
 _FAST_MARGIN = 1.0
+_PATIENCE = 300.0
+"""After so many seconds the Rust port takes a worker of its own for dead."""
 _ADDRESS = re.compile(r"(?:(?P<host>[^:]*|\[[0-9a-fA-F:.]+\]):)?(?P<port>\d{1,5})")
 
 
@@ -98,6 +100,17 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     def lives(self) -> bool:
         """Whether it is one of ours, and was heard from lately."""
         return self.lease is not None and self.state not in {"silent", "dead"}
+
+    @property
+    def condition(self) -> str:
+        """How it is, in a word: its state, if it is one of ours.
+
+        Otherwise ``beats`` or ``silent`` if it sends heartbeats, as those of the Rust port do; ``unknown`` if
+        it does not, as those of Node.
+        """
+        if self.lease is None and self.silence is not None:
+            return "beats" if self.silence < _PATIENCE else "silent"
+        return self.state or "unknown"
 
     @property
     def name(self) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
     from datetime import datetime
 
 
@@ -25,6 +25,17 @@ class TaskStats(msgspec.Struct, frozen=True, kw_only=True):
     def total(self) -> int:
         """Jobs in any state."""
         return self.ready + self.scheduled + self.running + self.failed
+
+    @staticmethod
+    def together(tasks: Collection[TaskStats]) -> TaskStats:
+        """Of several tasks."""
+        return TaskStats(
+            ready=sum(task.ready for task in tasks),
+            scheduled=sum(task.scheduled for task in tasks),
+            running=sum(task.running for task in tasks),
+            failed=sum(task.failed for task in tasks),
+            oldest_due=min((task.oldest_due for task in tasks if task.oldest_due), default=None),
+        )
 
 
 class Stats(TaskStats, frozen=True, kw_only=True):
@@ -45,14 +56,7 @@ class Stats(TaskStats, frozen=True, kw_only=True):
             )
             for row in rows
         }
-        return cls(
-            ready=sum(task.ready for task in tasks.values()),
-            scheduled=sum(task.scheduled for task in tasks.values()),
-            running=sum(task.running for task in tasks.values()),
-            failed=sum(task.failed for task in tasks.values()),
-            oldest_due=min((task.oldest_due for task in tasks.values() if task.oldest_due), default=None),
-            tasks=tasks,
-        )
+        return cls(tasks=tasks, **msgspec.structs.asdict(TaskStats.together(tasks.values())))
 
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,8 +90,10 @@ class FailedJob(msgspec.Struct, frozen=True, kw_only=True):
     task_identifier: str
     attempts: int
     max_attempts: int
-    updated_at: datetime
-    """When it failed, as a rule."""
+    failed_at: datetime | None
+    """When it failed, roughly; None if its row does not tell."""
+    written_before: int
+    """How many transactions ago its row was written: the fewer, the later it failed."""
     last_error: str
     """Its beginning."""
 

@@ -16,6 +16,7 @@ import sys
 import termios
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,10 +53,10 @@ class Cli:
         return json.loads(await self.out(*arguments, "--json", given=given))
 
     @contextmanager
-    def terminal(self, *arguments: str, columns: int = 200) -> Iterator[Terminal]:
-        """On a terminal of that width."""
+    def terminal(self, *arguments: str, columns: int = 200, lines: int = 40) -> Iterator[Terminal]:
+        """On a terminal of that size."""
         controller, terminal = pty.openpty()
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         process = subprocess.Popen(
             [COMMAND, *arguments],
             stdin=terminal, stdout=terminal, stderr=terminal, cwd=self.folder, env=self.environment,
@@ -93,11 +94,13 @@ class Terminal:
         return bool(read)
 
     async def until(self, text: str) -> None:
-        """Until it shows that."""
+        """Until it shows that; a program that goes on showing other things is not waited for any longer."""
+        deadline = monotonic() + DEADLINE
 
         def read() -> None:
             while text not in self.text:
                 assert self._read(), f"ended without {text!r}: {self.text}"
+                assert monotonic() < deadline, f"{text!r} did not come: {self.text[-5000:]}"
 
         await asyncio.to_thread(read)
 

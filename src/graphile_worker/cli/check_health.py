@@ -71,8 +71,9 @@ def _print(workers: Sequence[WorkerInfo], *, where: str) -> None:
     if not workers:
         click.echo(f"No worker of {where} has a heartbeat in this schema.")
     for one in workers:
-        state = "dead" if one.died_at else (one.state or "unknown") if one.lives else "silent"
-        click.echo(f"{one.name}: {state}, last heard {one.silence or 0.0:.1f} s ago, {one.concurrency} slots")
+        click.echo(
+            f"{one.name}: {one.condition}, last heard {one.silence or 0.0:.1f} s ago, {one.concurrency} slots"
+        )
 
 
 def _as_object(worker: WorkerInfo) -> dict[str, object]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from graphile_worker.cli.flags import json_flag, queue_of, verb, yes_flag
 from graphile_worker.cli.printing import Column, clean, cleaned_up, print_object, printed_rows, tell
 from graphile_worker.cli.selection import words_of_stdin
-from graphile_worker.cli.settings import duration
-from graphile_worker.wording import counted
+from graphile_worker.cli.times import Period
+from graphile_worker.durations import lasting
+from graphile_worker.wording import counted, some
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -192,16 +193,6 @@ async def _migrate(settings: Mapping[str, Value], *, check: bool, sql: bool, as_
     return 1 if check and pending.what else 0
 
 
-class _Duration(click.ParamType[float]):
-    name = "TIME"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            return value if isinstance(value, float) else duration(value)
-        except ValueError as error:
-            self.fail(f"{value!r} does not do; it must be {error}.", param, ctx)
-
-
 _RECOVERED: list[Column[Recovered]] = [
     Column(title="WORKER", value=lambda one: one.worker.name),
     Column(title="SILENT FOR", value=lambda one: f"{one.silence:.0f} s", right=True),
@@ -212,7 +203,7 @@ _RECOVERED: list[Column[Recovered]] = [
 
 @verb("sweep", "sweep --dry-run", "sweep --recovery-delay 1m")
 @click.option("--dry-run", is_flag=True, help="Free nothing, and show what would be.")
-@click.option("--recovery-delay", type=_Duration(), help="When the jobs run again: 0s.")
+@click.option("--recovery-delay", type=Period(), help="When the jobs run again: 0s.")
 @click.option("--refund", is_flag=True, help="Give the jobs the attempt back that their worker's death cost.")
 @json_flag
 def sweep(
@@ -222,6 +213,7 @@ def sweep(
 
     Running workers do so all the time. Whether one is dead is seen by watching it: for 3 seconds if all
     live, else as long as its lease says, 8 or 38 seconds by default. For workers of Node and Rust see unlock.
+    It does not ask, however many jobs it frees, because nobody runs them.
     """
     delay = settings["recovery_delay"].value if recovery_delay is None else recovery_delay
     asyncio.run(_sweep(settings, delay, dry_run=dry_run, refund=refund, as_json=as_json))
@@ -231,6 +223,7 @@ async def _sweep(
     settings: Mapping[str, Value], delay: float, *, dry_run: bool, refund: bool, as_json: bool
 ) -> None:
     async with queue_of(settings) as utils:
+        _tell_who_is_watched(await utils.workers(and_locks=False))
         found = await utils.sweep(recovery_delay=delay, refund_attempt_on_recovery=refund, dry_run=dry_run)
     with printed_rows(_RECOVERED, _as_object, as_json=as_json) as rows:
         rows.add(found)
@@ -238,6 +231,15 @@ async def _sweep(
     if not as_json:
         freed = f"{counted(count, 'job')} would be" if dry_run else counted(count, "job was", "jobs were")
         tell(f"{counted(len(found), 'worker is', 'workers are')} dead; {freed} freed.")
+
+
+def _tell_who_is_watched(workers: Sequence[WorkerInfo]) -> None:
+    """Because nothing else is to be seen for a while."""
+    leases = {one.name: one.lease for one in workers if one.lease is not None and one.died_at is None}
+    if leases:
+        longest = max(float(lease.get("seconds") or 0) for lease in leases.values())
+        who = f"{counted(len(leases), 'worker')}: {some(list(leases))}"
+        tell(f"Watching, until each was heard from or for {lasting(longest)}, {who}")
 
 
 def _as_object(one: Recovered) -> dict[str, object]:

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections import defaultdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 import msgspec
@@ -24,19 +24,20 @@ from graphile_worker.cli.printing import (
     table,
     tell,
 )
-from graphile_worker.cli.settings import duration
+from graphile_worker.durations import lasting
+from graphile_worker.errors import GraphileWorkerError
+from graphile_worker.stats import TaskStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from graphile_worker.cli.settings import Value
     from graphile_worker.client import WorkerUtils
     from graphile_worker.liveness import WorkerInfo
-    from graphile_worker.stats import QueueStats, RunningJob, Stats, TaskStats
+    from graphile_worker.stats import QueueStats, RunningJob, Stats
 
 _SCREEN = 50
 _FEW = 3
-_SHORTEST = 0.1
 
 
 class _TaskRow(NamedTuple):
@@ -66,28 +67,16 @@ _STATS: list[Column[_TaskRow]] = [
 ]
 
 
-class Seconds(click.ParamType[float]):
-    name = "TIME"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            seconds = float(value) if not isinstance(value, str) or value.isdecimal() else duration(value)
-        except ValueError as error:
-            self.fail(f"{value!r} does not do; it must be seconds, or {error}.", param, ctx)
-        if seconds < _SHORTEST:
-            self.fail("It must be at least 100ms.", param, ctx)
-        return seconds
-
-
 @verb("stats", "stats", "stats --watch", "stats --json | jq .failed")
 @click.option("-w", "--watch", is_flag=True, help="Look again and again, until Ctrl-C.")
-@click.option("--interval", type=Seconds(), default="2s", show_default=True, help="How often.")
+@click.option("--interval", type=times.Period(least=0.1), default="2s", show_default=True, help="How often.")
 @json_flag
 def stats(settings: Mapping[str, Value], *, watch: bool, interval: float, as_json: bool) -> None:
     """Count the jobs, by task and state.
 
     Also how long the oldest that is due has waited. Each look is one pass over all jobs. With
-    --watch and --json each look is an object on a line of its own.
+    --watch and --json each look is an object on a line of its own. If the database goes away
+    while it is watched, that is told, and it goes on when it is back.
     """
     asyncio.run(_stats(settings, interval if watch else None, as_json=as_json))
 
@@ -97,28 +86,55 @@ async def _stats(settings: Mapping[str, Value], interval: float | None, *, as_js
         if interval is not None and on_terminal() and not as_json:
             await _watch(utils, interval)
             return
-        while True:
+        if interval is None:
             _print_stats(await utils.stats(), as_json=as_json)
-            if interval is None:
-                return
-            sys.stdout.flush()
-            await asyncio.sleep(interval)
+            return
+        told = ""
+        async for found, trouble in _looks(utils, interval):
+            if not trouble:
+                _print_stats(found, as_json=as_json)
+                sys.stdout.flush()
+            elif trouble != told:
+                tell(trouble)
+            told = trouble
+
+
+async def _looks(utils: WorkerUtils, interval: float) -> AsyncIterator[tuple[Stats, str]]:
+    """What was seen last, and why there is nothing newer, if so. What is wrong at once is an error."""
+    found, trouble = await utils.stats(), ""
+    while True:
+        yield found, trouble
+        await asyncio.sleep(interval)
+        try:
+            found, trouble = await utils.stats(), ""
+        except GraphileWorkerError as error:
+            trouble = str(error)
 
 
 async def _watch(utils: WorkerUtils, interval: float) -> None:
+    from rich.console import Group  # noqa: PLC0415
     from rich.live import Live  # noqa: PLC0415
 
+    from graphile_worker.cli.live.layout import wrapped  # noqa: PLC0415
+
     with Live(console=console(), auto_refresh=False) as live:
-        while True:
-            made = table(_STATS, _rows(await utils.stats()))
-            made.caption = f"{datetime.now().astimezone():%H:%M:%S}, every {interval:g} s. Ctrl-C ends it."
-            live.update(made, refresh=True)
-            await asyncio.sleep(interval)
+        async for found, trouble in _looks(utils, interval):
+            width, height = live.console.size
+            says = f"{datetime.now().astimezone():%H:%M:%S}, every {interval:g} s. Ctrl-C ends it."
+            foot = wrapped(trouble or says, width, "bold yellow" if trouble else "dim")
+            made = table(_STATS, _rows(found, height - len(foot) - 1))
+            live.update(Group(made, *foot), refresh=True)
 
 
-def _rows(found: Stats) -> list[_TaskRow]:
-    rows = [_TaskRow(task, counts) for task, counts in found.tasks.items()]
-    return [*rows, _TaskRow("(all)", found)]
+def _rows(found: Stats, room: int | None = None) -> list[_TaskRow]:
+    """A row a task, and one of all; where there is no room for so many, tasks with few jobs share one."""
+    tasks = found.tasks
+    if room is not None and len(tasks) + 1 > room:
+        most = sorted(tasks, key=lambda name: -tasks[name].total)[: max(0, room - 2)]
+        others = TaskStats.together([counts for name, counts in tasks.items() if name not in most])
+        tasks = {name: counts for name, counts in tasks.items() if name in most}
+        tasks[f"({len(found.tasks) - len(most)} others)"] = others
+    return [*(_TaskRow(task, counts) for task, counts in tasks.items()), _TaskRow("(all)", found)]
 
 
 def _print_stats(found: Stats, *, as_json: bool) -> None:
@@ -192,21 +208,17 @@ class _Seen(NamedTuple):
     runs: list[RunningJob]
 
 
-def _state(worker: WorkerInfo) -> str:
-    return worker.state or ("beats" if worker.last_heartbeat_at else "unknown")
-
-
 def _runs(row: _Seen) -> str:
     now = datetime.now(UTC)
     shown = [
-        f"{job.id} {job.task_identifier} {times.lasting((now - job.locked_at).total_seconds())}"
+        f"{job.id} {job.task_identifier} {lasting((now - job.locked_at).total_seconds())}"
         for job in row.runs[:_FEW]
     ]
     more = [f"and {len(row.runs) - _FEW} more"] if len(row.runs) > _FEW else []
     return ", ".join([*shown, *more])
 
 
-_STYLES = {"ready": "green", "dead": "red", "silent": "red", "unknown": "dim"}
+_STYLES = {"ready": "green", "beats": "green", "dead": "red", "silent": "red", "unknown": "dim"}
 _WORKERS: list[Column[_Seen]] = [
     Column(title="WORKER", value=lambda row: row.worker.id),
     Column(title="LANGUAGE", value=lambda row: row.worker.language, spare=3),
@@ -214,13 +226,13 @@ _WORKERS: list[Column[_Seen]] = [
     Column(title="PID", value=lambda row: row.worker.pid, right=True, spare=4),
     Column(
         title="STATE",
-        value=lambda row: _state(row.worker),
-        style=lambda row: _STYLES.get(_state(row.worker), "yellow"),
+        value=lambda row: row.worker.condition,
+        style=lambda row: _STYLES.get(row.worker.condition, "yellow"),
     ),
     Column(
         title="HEARTBEAT",
         value=lambda row: row.worker.last_heartbeat_at,
-        short=lambda row: "" if row.worker.silence is None else f"{times.lasting(row.worker.silence)} ago",
+        short=lambda row: "" if row.worker.silence is None else f"{lasting(row.worker.silence)} ago",
     ),
     Column(title="SLOTS", value=lambda row: row.worker.concurrency, right=True, spare=2),
     Column(title="JOBS", value=lambda row: row.worker.jobs, right=True),
@@ -272,7 +284,7 @@ def _as_object(row: _Seen) -> dict[str, object]:
     fields = msgspec.structs.asdict(row.worker)
     return {
         **fields,
-        "state": _state(row.worker),
+        "state": row.worker.condition,
         "lives": row.worker.lives,
         "runs": [msgspec.structs.asdict(job) for job in row.runs],
     }

@@ -8,9 +8,11 @@ from typing import Any
 
 import click
 
+from graphile_worker.cli.settings import duration
+from graphile_worker.durations import lasting
+
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DELAY = re.compile(r"\+?(\d+(?:\.\d+)?)\s*([smhdw])")
-_STEPS = ((60, 1, "s"), (3600, 60, "min"), (172_800, 3600, "h"), (float("inf"), 86_400, "days"))
 _LONGEST = 3e10
 
 
@@ -55,14 +57,23 @@ class Moment(click.ParamType[Any]):
             self.fail(f"{value!r} does not do; it must be {error}.", param, ctx)
 
 
-def lasting(seconds: float) -> str:
-    """A duration in two figures or so.
+class Period(click.ParamType[float]):
+    """The type of an option that is a duration: a number with a unit, or seconds."""
 
-    >>> lasting(3.2), lasting(90), lasting(7200), lasting(864_000)
-    ('3 s', '1 min', '2 h', '10 days')
-    """
-    unit, name = next((unit, name) for below, unit, name in _STEPS if seconds < below)
-    return f"{int(seconds // unit)} {name}"
+    name = "TIME"
+
+    def __init__(self, *, least: float = 0.0) -> None:
+        self._least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read it."""
+        try:
+            seconds = float(value) if not isinstance(value, str) or value.isdecimal() else duration(value)
+        except ValueError as error:
+            self.fail(f"{value!r} does not do; it must be seconds, or {error}.", param, ctx)
+        if seconds < self._least:
+            self.fail(f"It must be at least {self._least * 1000:.0f}ms.", param, ctx)
+        return seconds
 
 
 def from_now(moment: datetime, now: datetime | None = None) -> str:

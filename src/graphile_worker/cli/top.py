@@ -10,7 +10,7 @@ import click
 
 from graphile_worker.cli.exits import end_by
 from graphile_worker.cli.flags import queue_of, verb
-from graphile_worker.cli.overview import Seconds
+from graphile_worker.cli.times import Period
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @verb("top", "top", "top --interval 5s -c postgresql://me@db/mine")
 @click.option(
-    "--interval", type=Seconds(), default="2s", show_default=True, help="How often to look, at most."
+    "--interval", type=Period(least=0.1), default="2s", show_default=True, help="How often to look, at most."
 )
 def top(settings: Mapping[str, Value], *, interval: float) -> None:
     """Watch a queue, live, on a terminal.

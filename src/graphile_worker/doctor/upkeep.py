@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from graphile_worker._db import symptoms
-from graphile_worker.doctor.finding import Finding, Level, lasting
+from graphile_worker.doctor.finding import Finding, Level
+from graphile_worker.durations import lasting
 from graphile_worker.wording import counted, some
 
 if TYPE_CHECKING:

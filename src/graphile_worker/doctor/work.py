@@ -6,7 +6,8 @@ import difflib
 from typing import TYPE_CHECKING
 
 from graphile_worker._db import queries, symptoms, workers
-from graphile_worker.doctor.finding import Finding, Level, lasting
+from graphile_worker.doctor.finding import Finding, Level
+from graphile_worker.durations import lasting
 from graphile_worker.liveness import MOST_OF_TASKS
 from graphile_worker.wording import counted, some
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from graphile_worker.liveness import WorkerInfo
 
 _FOUR_HOURS = 4 * 3600.0
-_RUST_SILENCE = 300.0
 _LONGEST_IDENTIFIER = 128
 _SILENT_ON_TASKS = "Workers of Node and Rust do not tell which tasks they serve."
 
@@ -87,7 +87,7 @@ def _judge(locks: Locks, worker: WorkerInfo | None, anybody: bool, patience: flo
         if not anybody:
             level, advice = Level.WARNING, "Start a worker, which frees that; or: graphile-worker sweep"
     elif worker is not None and worker.silence is not None:  # Rust's, which beats too
-        if worker.silence < _RUST_SILENCE:
+        if worker.condition != "silent":
             return None
         says = f"{who} has not been heard from for {lasting(worker.silence)}, and holds {holds}"
         level, advice = Level.WARNING, f"If it is gone for good: {unlock}"

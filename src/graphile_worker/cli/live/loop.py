@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.live import Live
 
+from graphile_worker.cli.live.details import Details
 from graphile_worker.cli.live.snapshot import look
 from graphile_worker.cli.live.terminal import keyboard, signals
 from graphile_worker.cli.live.view import View, Wish
@@ -19,7 +20,7 @@ from graphile_worker.many_jobs import Change
 if TYPE_CHECKING:
     from graphile_worker.client import WorkerUtils
 
-_SHARE = 50
+SHARE = 50
 """A look may take one part of so many of the time."""
 
 
@@ -74,24 +75,33 @@ class Top:
     async def _look(self) -> None:
         while True:
             pause = self._interval
+            self._again.clear()  # before it: what is changed while we look is to be seen by the next one
             if not self._view.stands_still:
                 try:
                     self._view.snapshot = await look(self._utils, self._view.snapshot)
+                    await self._read_details()
                     # The larger the queue the rarer the look, so that it costs the server next to nothing.
-                    pause = max(pause, _SHARE * self._view.snapshot.took)
+                    pause = max(pause, SHARE * self._view.snapshot.took)
                     self._view.pause, self._view.trouble = pause, ""
                 except GraphileWorkerError as error:
                     self._view.trouble = str(error)
                 self._changed.set()
-            self._again.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._again.wait()
 
+    async def _read_details(self) -> None:
+        """Of the job that somebody looks at, as it is now."""
+        shown = self._view.detail
+        if shown is not None:
+            job = await self._utils.get_job(id=shown.job.id)
+            shown.job, shown.is_gone = job or shown.job, job is None
+
     async def _show(self, live: Live) -> None:
         while True:
             self._changed.clear()
-            live.update(self._view.render(live.console.height), refresh=True)
+            width, height = live.console.size
+            live.update(self._view.render(width, height), refresh=True)
             await self._changed.wait()
 
     async def _obey(self) -> None:
@@ -105,11 +115,13 @@ class Top:
     async def _grant(self, wish: Wish) -> str:
         job_id = wish.job_id
         if wish.what == "look":
-            self._view.detail = await self._utils.get_job(id=job_id)
-            return "" if self._view.detail else f"Job {job_id} is gone."
+            job = await self._utils.get_job(id=job_id)
+            self._view.detail = None if job is None else Details(job)
+            return "" if job else f"Job {job_id} is gone."
         change = Change.retry() if wish.what == "retry" else Change.cancel("By graphile-worker top")
         done = [batch async for batch in self._utils.many.change(change, [job_id])]
         changed = any(batch.changed for batch in done)
+        await self._read_details()
         self._again.set()
         if wish.what == "retry":
             return (

@@ -17,11 +17,22 @@ if TYPE_CHECKING:
     from graphile_worker.stats import FailedJob, QueueStats, RunningJob, TaskStats
 
 
+_SPARE = {"scheduled": 4, "running": 2, "failed": 1}
+
+
 class TaskRow(NamedTuple):
-    """A task, and its jobs."""
+    """A task, its jobs, and how many more a second there are."""
 
     name: str
     stats: TaskStats
+    grows: float | None
+
+
+class QueueRow(NamedTuple):
+    """A serial queue, and how many more jobs a second there are in it."""
+
+    queue: QueueStats
+    grows: float | None
 
 
 class WorkerRow(NamedTuple):
@@ -35,13 +46,21 @@ def _ago(moment: datetime | None) -> str:
     return "" if moment is None else times.from_now(moment).removesuffix(" ago")
 
 
+def _rate(row: TaskRow | QueueRow) -> str:
+    return "" if row.grows is None else f"{row.grows:+,.1f}/s"
+
+
 def _count(title: str) -> Column[TaskRow]:
     def value(row: TaskRow) -> int:
         found: int = getattr(row.stats, title)
         return found
 
     return Column(
-        title=title.upper(), value=value, right=True, style=lambda row: STATES[title] if value(row) else "dim"
+        title=title.upper(),
+        value=value,
+        right=True,
+        style=lambda row: STATES[title] if value(row) else "dim",
+        spare=_SPARE.get(title, 0),
     )
 
 
@@ -53,14 +72,20 @@ _TASKS: list[Column[TaskRow]] = [
         value=lambda row: row.stats.oldest_due,
         short=lambda row: _ago(row.stats.oldest_due),
     ),
+    Column(title="CHANGE", value=lambda row: row.grows, short=_rate, right=True, spare=3),
 ]
-_QUEUES: list[Column[QueueStats]] = [
-    Column(title="QUEUE", value=lambda row: row.queue_name, least=12),
-    Column(title="JOBS", value=lambda row: row.jobs, right=True),
-    Column(title="READY", value=lambda row: row.ready, right=True),
-    Column(title="FAILED", value=lambda row: row.failed, right=True, spare=1),
-    Column(title="OLDEST DUE", value=lambda row: row.oldest_due, short=lambda row: _ago(row.oldest_due)),
-    Column(title="LOCKED BY", value=lambda row: row.locked_by, least=12, spare=2),
+_QUEUES: list[Column[QueueRow]] = [
+    Column(title="QUEUE", value=lambda row: row.queue.queue_name, least=12),
+    Column(title="JOBS", value=lambda row: row.queue.jobs, right=True),
+    Column(title="READY", value=lambda row: row.queue.ready, right=True),
+    Column(title="FAILED", value=lambda row: row.queue.failed, right=True, spare=1),
+    Column(
+        title="OLDEST DUE",
+        value=lambda row: row.queue.oldest_due,
+        short=lambda row: _ago(row.queue.oldest_due),
+    ),
+    Column(title="CHANGE", value=lambda row: row.grows, short=_rate, right=True, spare=2),
+    Column(title="LOCKED BY", value=lambda row: row.queue.locked_by, least=12, spare=3),
 ]
 _RUNNING: list[Column[RunningJob]] = [
     Column(title="JOB", value=lambda row: row.id, right=True),
@@ -73,7 +98,7 @@ _WORKERS: list[Column[WorkerRow]] = [
     Column(title="WORKER", value=lambda row: row.worker.id, least=12),
     Column(title="LANGUAGE", value=lambda row: row.worker.language, spare=2),
     Column(title="HOST", value=lambda row: row.worker.host, least=8, spare=1),
-    Column(title="STATE", value=lambda row: row.worker.state),
+    Column(title="STATE", value=lambda row: row.worker.condition),
     Column(title="RUNS", value=lambda row: row.runs, right=True),
     Column(title="SLOTS", value=lambda row: row.worker.concurrency, right=True),
     Column(
@@ -89,7 +114,10 @@ _FAILURES: list[Column[FailedJob]] = [
         title="ATTEMPT", value=lambda row: row.attempts,
         short=lambda row: f"{row.attempts}/{row.max_attempts}",
     ),
-    Column(title="WHEN", value=lambda row: row.updated_at, short=lambda row: times.from_now(row.updated_at)),
+    Column(
+        title="WHEN", value=lambda row: -row.written_before,
+        short=lambda row: "" if row.failed_at is None else times.from_now(row.failed_at),
+    ),
     Column(
         title="ERROR", value=lambda row: row.last_error, least=10,
         short=lambda row: row.last_error.strip().split("\n")[0],
@@ -113,9 +141,14 @@ class Tab:
 TABS = (
     Tab(
         title="Tasks", columns=_TASKS, sorted_by=1, descending=True,
-        rows=lambda seen: [TaskRow(name, stats) for name, stats in seen.stats.tasks.items()],
+        rows=lambda seen: [
+            TaskRow(name, stats, seen.tasks_grow.get(name)) for name, stats in seen.stats.tasks.items()
+        ],
     ),
-    Tab(title="Queues", columns=_QUEUES, rows=lambda seen: seen.queues, sorted_by=2, descending=True),
+    Tab(
+        title="Queues", columns=_QUEUES, sorted_by=2, descending=True,
+        rows=lambda seen: [QueueRow(queue, seen.queues_grow.get(queue.queue_name)) for queue in seen.queues],
+    ),
     Tab(
         title="Running", columns=_RUNNING, rows=lambda seen: seen.running, sorted_by=2, descending=False,
         job_id=lambda row: row.id,
@@ -136,7 +169,7 @@ def _known(seen: Snapshot) -> list[WorkerInfo]:
     from graphile_worker.liveness import WorkerInfo  # noqa: PLC0415
 
     known = {worker.id for worker in seen.workers}
-    silent = [WorkerInfo(id=name, state="unknown") for name in sorted(seen.held().keys() - known)]
+    silent = [WorkerInfo(id=name) for name in sorted(seen.held().keys() - known)]
     return [*seen.workers, *silent]
 
 

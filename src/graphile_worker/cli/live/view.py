@@ -8,19 +8,29 @@ from rich.console import Group
 from rich.text import Text
 
 from graphile_worker.cli import times
+from graphile_worker.cli.live.layout import packed, wrapped
 from graphile_worker.cli.live.tabs import TABS, Tab, arranged
-from graphile_worker.cli.printing import STATES, as_json_text, clean_lines, table
+from graphile_worker.cli.printing import STATES, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from graphile_worker.cli.live.details import Details
     from graphile_worker.cli.live.snapshot import Snapshot
-    from graphile_worker.job import Job
 
-_AROUND = 6
+_LOW, _ROOMY = 10, 16
+"""With fewer lines than that nothing is folded; and the parts are not set apart."""
+# What leads out stands first, where it is never cut.
 _HELP = (
-    "Tab other table  ↑↓ choose  s sort  o order  / filter  Enter look  t retry  c cancel  space stop  q quit"
+    *("q quit", "Tab other table", "↑↓ choose", "s sort", "o order", "/ filter", "Enter look", "t retry"),
+    *("c cancel", "space stop"),
 )
+_HELP_ON_DETAILS = ("q quit", "Esc back", "↑↓ scroll", "t retry", "c cancel", "space stop")
+
+
+def _folds(height: int) -> int:
+    """How many lines a part may take that could be cut."""
+    return 1 if height < _LOW else 2
 
 
 class Wish(NamedTuple):
@@ -42,7 +52,7 @@ class View:
         self._types = False
         self._asked: Wish | None = None
         self.snapshot: Snapshot | None = None
-        self.detail: Job | None = None
+        self.detail: Details | None = None
         self.pause = 0.0
         """Seconds to the next look."""
         self.message = ""
@@ -76,7 +86,7 @@ class View:
             self.detail = None
         elif key in {"enter", "t", "c"}:
             return self._of_job(key)
-        else:
+        elif self.detail is None or not self.detail.move(key):
             self._move(key)
         return None
 
@@ -101,8 +111,8 @@ class View:
             case "up" | "k" | "down" | "j" | "page up" | "page down":
                 step = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -10, "page down": 10}[key]
                 self._cursor = max(0, min(len(self._rows()) - 1, self._cursor + step))
-            case "home":
-                self._cursor = 0
+            case "home" | "end":
+                self._cursor = 0 if key == "home" else max(0, len(self._rows()) - 1)
             case "s":
                 self._orders[self._tab] = ((by + 1) % len(self._tab_shown.columns), descending)
             case "o":
@@ -115,7 +125,7 @@ class View:
                 self.stands_still = not self.stands_still
 
     def _of_job(self, key: str) -> Wish | None:
-        job_id = self.detail.id if self.detail is not None else self._chosen_job()
+        job_id = self.detail.job.id if self.detail is not None else self._chosen_job()
         if job_id is None:
             self.message = "Choose a job first, in the table of those that run or of those that failed."
             return None
@@ -130,81 +140,78 @@ class View:
             return None
         return job_id(rows[min(self._cursor, len(rows) - 1)])
 
-    def render(self, height: int) -> RenderableType:
-        """The screen, that many lines high."""
-        room = max(1, height - _AROUND)
-        body = self._table(room) if self.detail is None else self._details(self.detail, room)
-        return Group(*self._head(), Text(), body, Text(), self._foot())
+    def render(self, width: int, height: int) -> RenderableType:
+        """The screen. Whatever its size, the foot is on it, for that may ask something."""
+        foot = self._foot(width, height)
+        gap = [Text()] if height >= _ROOMY else []
+        head = [*self._head(width, _folds(height)), *gap][: max(0, height - len(foot) - len(gap) - 1)]
+        room = height - len(head) - len(foot) - len(gap)
+        body: list[RenderableType] = []
+        if room > 0:
+            body = [self._table(room)] if self.detail is None else [*self.detail.render(width, room)]
+        return Group(*head, *body, *gap, *foot)
 
-    def _head(self) -> list[Text]:
+    def _head(self, width: int, most: int) -> list[Text]:
+        """Each of its parts in so many lines at most."""
         seen = self.snapshot
-        first = Text(self._title, style="bold", no_wrap=True, overflow="ellipsis")
+        title = Text(self._title, style="bold")
         if seen is None:
-            return [first, Text("Looking…"), self._tabs()]
+            return [*packed([title], width, gap=3, most=1), Text("Looking…"), *self._tabs(width, most)]
         looks = f"a look takes {seen.took * 1000:.0f} ms, the next comes after {self.pause:.0f} s"
-        first.append(f"   {seen.at.astimezone():%H:%M:%S}, {looks}", style="not bold dim")
-        second = Text(no_wrap=True, overflow="ellipsis")
-        for state, colour in STATES.items():
-            second.append(f"{getattr(seen.stats, state):,} ", style="bold").append(
-                f"{state}   ", style=colour
-            )
+        looks = f"{seen.at.astimezone():%H:%M:%S}, {looks}"
+        counts = [
+            Text.assemble((f"{getattr(seen.stats, state):,} ", "bold"), (state, colour))
+            for state, colour in STATES.items()
+        ]
         if seen.stats.oldest_due is not None:
-            second.append(f"oldest due {times.from_now(seen.stats.oldest_due)}   ")
+            counts.append(Text(f"oldest due {times.from_now(seen.stats.oldest_due)}"))
         for what, rate in (("added", seen.added), ("done", seen.removed)):
-            second.append(f"{what} {'…' if rate is None else f'{rate:,.1f}/s'}   ")
-        return [first, second, self._tabs()]
+            counts.append(Text(f"{what} {'…' if rate is None else f'{rate:,.1f}/s'}"))
+        return [
+            *packed([title, Text(looks, style="dim")], width, gap=3, most=most),
+            *packed(counts, width, gap=3, most=most),
+            *self._tabs(width, most),
+        ]
 
-    def _tabs(self) -> Text:
-        text = Text(no_wrap=True, overflow="ellipsis")
-        for place, tab in enumerate(TABS):
-            text.append(
-                f" {place + 1} {tab.title} ", style="reverse" if place == self._tab else "dim"
-            ).append(" ")
+    def _tabs(self, width: int, most: int) -> list[Text]:
+        parts = [
+            Text(f" {place + 1} {tab.title} ", style="reverse" if place == self._tab else "dim")
+            for place, tab in enumerate(TABS)
+        ]
         by, descending = self._orders[self._tab]
-        text.append(
-            f"  by {self._tab_shown.columns[by].title.lower()} {'↓' if descending else '↑'}", style="dim"
-        )
+        order = f"  by {self._tab_shown.columns[by].title.lower()} {'↓' if descending else '↑'}"
+        parts.append(Text(order, style="dim"))
         if self._filter or self._types:
-            text.append(f"  with {self._filter!r}", style="yellow")
-        return text
+            parts.append(Text(f" with {self._filter!r}", style="yellow"))
+        return packed(parts, width, gap=1, most=most)
 
     def _table(self, room: int) -> RenderableType:
         rows = self._rows()
         self._cursor = max(0, min(self._cursor, len(rows) - 1))
         if not rows:
             return Text("" if self.snapshot is None else "Nothing", style="dim")
-        room = max(1, room - 1)  # the headings
+        headings = 1 if room > 1 else 0
+        room -= headings
         start = max(0, min(self._cursor - room // 2, len(rows) - room))
         made = table(self._tab_shown.columns, rows[start : start + room])
+        made.show_header = bool(headings)
         made.rows[self._cursor - start].style = "reverse"
         return made
 
-    def _details(self, job: Job, room: int) -> Text:
-        lines = [
-            f"Job {job.id}, {job.task_identifier}: {job.state}, attempt {job.attempts} of {job.max_attempts}",
-            f"run at {times.both(job.run_at)}, priority {job.priority}",
-            f"queue {job.queue_name or 'none'}, key {job.key or 'none'}, worker {job.locked_by or 'none'}",
-            f"payload {as_json_text(job.payload)}",
-            *(job.last_error or "").splitlines(),
-        ]
-        shown = "\n".join(clean_lines(line) for line in lines[:room])
-        return Text(shown, no_wrap=True, overflow="ellipsis")
+    def _foot(self, width: int, height: int) -> list[Text]:
+        if notice := self._notice():
+            return wrapped(notice, width, "bold yellow")[: max(1, height // 2)]
+        parts = [Text(part, style="dim") for part in (_HELP if self.detail is None else _HELP_ON_DETAILS)]
+        if self.stands_still:
+            parts.insert(0, Text("It stands still; space goes on.", style="dim"))
+        return packed(parts, width, gap=2, most=_folds(height))
 
-    def _foot(self) -> Text:
+    def _notice(self) -> str:
+        """What is to be said instead of what keys do."""
         if self._types:
-            text = f"Show what contains: {self._filter}▏ (Enter keeps it, Esc shows all)"
-        elif self._asked is not None:
-            what = (
-                "Run job {} again, with all its attempts?"
-                if self._asked.what == "retry"
-                else "Cancel job {}?"
-            )
-            text = f"{what.format(self._asked.job_id)} y/n"
-        else:
-            text = (
-                self.message
-                or self.trouble
-                or ("It stands still; space goes on. " if self.stands_still else "") + _HELP
-            )
-        style = "bold yellow" if self.message or self.trouble or self._asked or self._types else "dim"
-        return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+            return f"Show what contains: {self._filter}▏ (Enter keeps it, Esc shows all)"
+        if self._asked is None:
+            return self.message or self.trouble
+        again = self._asked.what == "retry"
+        what = "Run job {} again, with all its attempts?" if again else "Cancel job {}?"
+        return f"{what.format(self._asked.job_id)} y/n"
