@@ -6,6 +6,7 @@ import asyncio
 import sys
 from contextlib import aclosing, contextmanager
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from graphile_worker.cli.settings import Value
     from graphile_worker.many_jobs import JobFilter
+
+_PERMISSIONS = 0o777
 
 
 @verb("export", "export > jobs.jsonl", "export --state failed --output failed.jsonl")
@@ -81,19 +84,31 @@ async def _import(settings: Mapping[str, Value], file: BinaryIO, *, new_ids: boo
 
 @contextmanager
 def _whole(path: str) -> Iterator[BinaryIO]:
-    """A file that has its name when all is in it, and not before."""
+    """A file that has its name when all is in it, and not before; but a pipe or a device is written to."""
     if path == "-":
         yield sys.stdout.buffer
         return
-    part = Path(f"{path}.part")
+    target = Path(path)
     try:
-        with part.open("wb") as file:
-            yield file
-        part.replace(path)
+        if target.exists() and not target.is_file():
+            with target.open("wb") as file:
+                yield file
+            return
+        target = target.resolve()  # a link stays one, and what it leads to is written anew
+        # A name of its own, for others may be writing the same file; beside it, so that it can be renamed.
+        part = target.with_name(f"{target.name}.{token_hex(4)}.part")
+        try:
+            with part.open("xb") as file:
+                yield file
+            if target.exists():
+                part.chmod(target.stat().st_mode & _PERMISSIONS)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as error:
         raise click.ClickException(f"{path} cannot be written: {error.strerror}.") from None
     except BaseException:
-        tell(f"{path} was not written; what there is of it is in {part}.")
+        tell(f"{path} was not written.")
         raise
 
 
