@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphile_worker.cli import times
-from graphile_worker.cli.flags import json_flag, queue_of, verb
+from graphile_worker.cli.flags import PRIORITY, json_flag, queue_of, small_integer, verb
 from graphile_worker.cli.printing import clean, on_terminal, print_object
 from graphile_worker.cli.times import Moment
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from graphile_worker.job import Job, JobSpec
 
 _MODES = ["replace", "preserve_run_at", "unsafe_dedupe"]
-_SMALLINT = 2**15 - 1
 
 
 class _Mode(click.Choice[str]):
@@ -41,12 +40,10 @@ class _Mode(click.Choice[str]):
 @click.argument("payload", required=False)
 @click.option("--queue", "queue_name", metavar="NAME", help="Jobs of one queue run one after another.")
 @click.option("--run-at", type=Moment(), help="now, 90s, 5m, 2h, 1d, or 2030-01-31T12:00Z.")
-@click.option("--max-attempts", type=click.IntRange(1, _SMALLINT), metavar="N", help="By default 25.")
+@click.option("--max-attempts", type=small_integer(1), metavar="N", help="By default 25.")
 @click.option("--key", "job_key", metavar="KEY", help="Adding again changes the job with this key.")
 @click.option("--key-mode", "job_key_mode", type=_Mode(_MODES), metavar="MODE", help=f"{', '.join(_MODES)}.")
-@click.option(
-    "--priority", type=click.IntRange(-_SMALLINT - 1, _SMALLINT), metavar="N", help="Lower runs first."
-)
+@click.option("--priority", type=PRIORITY, metavar="N", help="Lower runs first.")
 @click.option("--flag", "flags", metavar="FLAG", multiple=True, help="A label; may be given again.")
 @json_flag
 def add(

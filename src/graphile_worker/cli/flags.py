@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from graphile_worker.cli.settings import SETTINGS, Setting, gather
+from graphile_worker.job import SMALLINT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -102,6 +103,12 @@ def verb(
     return decorate
 
 
+def small_integer(least: int) -> click.IntRange:
+    """Integers from there on that a column of the jobs can have."""
+    return click.IntRange(least, SMALLINT.stop - 1)
+
+
+PRIORITY = small_integer(SMALLINT.start)
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON: one document.")
 yes_flag = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
