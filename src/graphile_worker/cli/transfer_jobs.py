@@ -30,6 +30,7 @@ _PERMISSIONS = 0o777
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False), default="-", metavar="FILE", help="Where to write."
 )
+@click.option("--json", is_flag=True, expose_value=False, help="It is JSON anyway: a line a job.")
 def export_jobs(settings: Mapping[str, Value], *, output: str, **arguments: Any) -> None:
     """Write jobs as JSON, a line each, for import.
 
