@@ -155,6 +155,7 @@ class TestAtOnce:
             assert await terminal.end() == INTERRUPTED
         await holder.close()
         assert "Traceback" not in terminal.text
+        assert "Interrupted: nothing was imported." in terminal.text
         assert await count(db) == 0
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from graphile_worker.cli.flags import CONTEXT, json_flag
+from graphile_worker.cli.flags import CONTEXT, ending, json_flag
 from graphile_worker.cli.printing import print_object
 from graphile_worker.errors import EmbeddedServerError
 
@@ -26,9 +26,7 @@ Wrote {files}. Next:
 """
 
 
-@click.command(
-    context_settings=CONTEXT, epilog="\b\nExamples:\n  graphile-worker init\n  graphile-worker init shop"
-)
+@click.command(context_settings=CONTEXT, epilog=ending("graphile-worker init", "graphile-worker init shop"))
 @click.argument("folder", default=".", type=click.Path(path_type=Path))
 @json_flag
 def init(folder: Path, *, as_json: bool) -> None:

@@ -70,13 +70,18 @@ def import_jobs(settings: Mapping[str, Value], *, file: BinaryIO, new_ids: bool,
 
 
 async def _import(settings: Mapping[str, Value], file: BinaryIO, *, new_ids: bool, as_json: bool) -> None:
-    count = 0
+    count, is_all = 0, False
     async with queue_of(settings) as utils:
-        with _counter("Import jobs") as show:
-            async with aclosing(utils.many.import_lines(file, new_ids=new_ids)) as steps:
-                async for step in steps:
-                    count = step.jobs
-                    show(count)
+        try:
+            with _counter("Import jobs") as show:
+                async with aclosing(utils.many.import_lines(file, new_ids=new_ids)) as steps:
+                    async for step in steps:
+                        count, is_all = step
+                        show(count)
+        except asyncio.CancelledError:  # Ctrl-C
+            what = "whether they were imported is not known" if is_all else "nothing was imported"
+            tell(f"Interrupted: {what}.")
+            raise
     if as_json:
         print_object({"imported": count})
     else:
