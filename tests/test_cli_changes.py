@@ -18,12 +18,23 @@ from graphile_worker.many_jobs import BATCH, Change, JobFilter
 from graphile_worker.testing import Databases
 from support.commands import INTERRUPTED, Cli, Terminal
 from support.jobs import add, bring_to, count, existing, get, lock
+from support.proxy import proxied
 from support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 NOW = timedelta(seconds=30)
+NOTHING_CHANGED = {
+    "dry_run": False,
+    "jobs": 0,
+    "changed": 0,
+    "requested": 0,
+    "ids": [],
+    "missing": [],
+    "running": [],
+    "unchanged": [],
+}
 
 
 @pytest.fixture(scope="session")
@@ -73,6 +84,8 @@ class TestComplete:
         assert done.stderr == (f"There is no job 777.\nJob {running} is run by w; it was left alone.\n")
         done = await cli("complete", "--yes", str(running), "777", "--json")
         assert json.loads(done.stdout) == {
+            "dry_run": False,
+            "jobs": 0,
             "changed": 0,
             "requested": 0,
             "ids": [],
@@ -99,6 +112,8 @@ class TestComplete:
         ids = await jobs(db, "new", "new", "new")
         given = f"{ids[0]} {ids[1]}\n\n{ids[0]}\n"
         assert await cli.json("complete", "-", "--yes", given=given) == {
+            "dry_run": False,
+            "jobs": 2,
             "changed": 2,
             "requested": 0,
             "ids": ids[:2],
@@ -142,7 +157,11 @@ class TestAsking:
         )
         assert await db.fetch("select * from graphile_worker._private_jobs") == before
         assert await cli.out(verb, "--task", "task", "--dry-run") == f"This would {verb} 2 jobs.\n"
-        assert await cli.json(verb, "--task", "task", "--dry-run") == {"dry_run": True, "jobs": 2}
+        assert await cli.json(verb, "--task", "task", "--dry-run") == {
+            **NOTHING_CHANGED,
+            "dry_run": True,
+            "jobs": 2,
+        }
         assert await db.fetch("select * from graphile_worker._private_jobs") == before
 
     @pytest.mark.parametrize(("answer", "left", "code"), [("y", 0, 0), ("n", 3, 1), ("", 3, 1)])
@@ -170,6 +189,38 @@ class TestAsking:
         with cli.terminal("complete", "--all") as terminal:
             assert await terminal.end() == 0
         assert terminal.text == "Completed 1 job: 1.\n"
+
+
+class TestJobsThatAreNotThere:
+    VERBS = (
+        ["complete"], ["fail"], ["reschedule", "--now"], ["retry"], ["remove"], ["cancel"],
+    )  # fmt: skip
+
+    @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+    async def test_there_is_a_document_for_a_key_that_no_job_has(self, cli: Cli, verb: list[str]) -> None:
+        for more in ([], ["--dry-run"]):
+            done = await cli(*verb, "--key", "nope", "--json", *more)
+            assert (done.returncode, done.stderr) == (1, "There is no job with the key 'nope'.\n")
+            assert json.loads(done.stdout) == {
+                **NOTHING_CHANGED,
+                "dry_run": bool(more),
+                "missing": ["nope"],
+            }
+
+    @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+    async def test_they_are_not_counted(self, db: asyncpg.Connection, cli: Cli, verb: list[str]) -> None:
+        running, there = await jobs(db, "locked", "retrying")
+        named = [str(there), "7777", "8888"]
+        done = await cli(*verb, *named, "--dry-run")
+        assert (done.returncode, done.stdout) == (1, f"This would {verb[0]} 1 job.\n")
+        assert done.stderr == "There is no job 7777.\nThere is no job 8888.\n"
+        if verb != ["cancel"]:
+            done = await cli(*verb, str(running), "--dry-run")
+            assert (done.returncode, done.stdout) == (1, f"This would {verb[0]} 0 jobs.\n")
+            assert f"Job {running} is run by w" in done.stderr
+        done = await cli(*verb, *named)
+        assert done.returncode == 1
+        assert f" 1 job: {there}." in done.stdout, "and one job is not asked about"
 
 
 class TestFail:
@@ -274,16 +325,34 @@ class TestRemove:
         await lock(db, running)
         assert await cli.out("remove", "--key", "a", "--dry-run") == "This would remove 1 job.\n"
         assert await cli.out("remove", "--key", "a") == "Removed 1 job: 1.\n"
+        assert (await cli("remove", "--key", "b", "--dry-run")).stdout == "This would remove 1 job.\n"
         assert await cli.json("remove", "--key", "b") == {
-            "changed": 1,
+            **NOTHING_CHANGED,
+            "jobs": 1,
+            "requested": 1,
             "ids": [running],
-            "runs": True,
-            "dry_run": False,
         }
         row = await existing(db, running)
         assert (row["key"], row["attempts"]) == (None, 25)
         done = await cli("remove", "--key", "c")
         assert (done.returncode, done.stderr) == (1, "There is no job with the key 'c'.\n")
+
+    async def test_one_that_runs_is_told(self, db: asyncpg.Connection, cli: Cli) -> None:
+        await lock(db, (await add(db, job_key="b"))["id"])
+        assert await cli.out("remove", "--key", "b") == (
+            "Removed 0 jobs. 1 runs: it has lost its key, and will not be tried again.\n"
+        )
+
+    async def test_by_a_key_whose_row_somebody_has_is_not_waited_for(
+        self, db: asyncpg.Connection, cli: Cli
+    ) -> None:
+        job = await add(db, job_key="k")
+        async with db.transaction():
+            await db.execute("select from graphile_worker._private_jobs for update")
+            done = await cli("remove", "--key", "k")
+        assert (done.returncode, done.stdout, done.stderr) == (
+            1, "", f"Job {job['id']} is ready; it could not be changed at this moment: try again.\n",
+        )  # fmt: skip
 
 
 class TestCancel:
@@ -308,6 +377,8 @@ class TestCancel:
         requests = await db.fetch("select job_id, reason from graphile_worker._private_python_cancellations")
         assert [tuple(row) for row in requests] == [(running, "")]
         assert await cli.json("cancel", "--state", "running") == {
+            "dry_run": False,
+            "jobs": 1,
             "changed": 0,
             "requested": 1,
             "ids": [running],
@@ -315,6 +386,17 @@ class TestCancel:
             "running": [],
             "unchanged": [],
         }
+
+    async def test_of_one_that_somebody_has_locked_it_is_not_said_that_it_runs(
+        self, db: asyncpg.Connection, cli: Cli
+    ) -> None:
+        [job] = await jobs(db, "new")
+        async with db.transaction():
+            await db.execute("select from graphile_worker._private_jobs for update")
+            assert await cli.out("cancel", str(job)) == (
+                "Cancelled 0 jobs. Asked for 1 that somebody's transaction has locked: when that ends, a "
+                "worker of this library does it.\n"
+            )
 
     async def test_a_running_worker_cancels_it(self, db: asyncpg.Connection, cli: Cli, database: str) -> None:
         from graphile_worker import run  # noqa: PLC0415
@@ -373,10 +455,10 @@ class TestMany:
         assert await count(db) == 2
 
     @asynccontextmanager
-    async def stuck(
-        self, db: asyncpg.Connection, cli: Cli, database: str
-    ) -> AsyncIterator[tuple[Terminal, asyncpg.Connection]]:
-        """A verb whose third batch waits, until the connection lets go."""
+    async def third_batch_held(
+        self, db: asyncpg.Connection, database: str
+    ) -> AsyncIterator[asyncpg.Connection]:
+        """Whoever deletes the many jobs waits in the third batch, until that connection lets go."""
         await fill(db, 5 * BATCH)
         await db.execute(
             """create function wait() returns trigger language plpgsql as
@@ -386,15 +468,43 @@ class TestMany:
         )
         holder = await asyncpg.connect(database)
         await holder.execute("select pg_advisory_lock(7)")
+        yield holder
+        await holder.close()
 
+    async def until_it_waits(self, db: asyncpg.Connection) -> None:
         async def waits() -> bool:
             statement = "select exists (select from pg_locks where locktype = 'advisory' and not granted)"
             return bool(await db.fetchval(statement))
 
-        with cli.terminal("complete", "--task", "many", "--yes") as terminal:
-            await until(waits, "the third batch waits")
-            yield terminal, holder
-        await holder.close()
+        await until(waits, "the third batch waits")
+
+    @asynccontextmanager
+    async def stuck(
+        self, db: asyncpg.Connection, cli: Cli, database: str
+    ) -> AsyncIterator[tuple[Terminal, asyncpg.Connection]]:
+        """A verb whose third batch waits, until the connection lets go."""
+        async with self.third_batch_held(db, database) as holder:
+            with cli.terminal("complete", "--task", "many", "--yes") as terminal:
+                await self.until_it_waits(db)
+                yield terminal, holder
+
+    async def test_if_the_connection_is_lost_it_says_how_far_it_came(
+        self, db: asyncpg.Connection, database: str, tmp_path: Path
+    ) -> None:
+        async with self.third_batch_held(db, database), proxied(database) as (proxy, dsn):
+            arguments = ("complete", "--task", "many", "--yes", "--json")
+            running = asyncio.create_task(Cli(dsn, tmp_path)(*arguments))
+            await self.until_it_waits(db)
+            proxy.refusing = True
+            proxy.cut_all()
+            done = await running
+        assert done.returncode == 1
+        told = json.loads(done.stdout)
+        assert (told["jobs"], told["changed"]) == (5 * BATCH, 2 * BATCH)
+        assert told["ids"] == list(range(1, 2 * BATCH + 1))
+        assert "Stopped by an error: 2,000 jobs of 5,000 changed" in done.stderr
+        assert "Error: " in done.stderr
+        assert "__aexit__" not in done.stderr
 
     async def test_interrupted_it_ends_the_batch_and_says_how_far_it_came(
         self, db: asyncpg.Connection, cli: Cli, database: str
@@ -416,6 +526,7 @@ class TestMany:
             terminal.interrupt()
             assert await terminal.end() == INTERRUPTED
         assert "Traceback" not in terminal.text
+        assert "Interrupted: 2,000 jobs of 5,000 changed" in terminal.text
         assert await count(db) == 3 * BATCH, "the batch under way is undone"
 
     async def test_two_at_once(self, db: asyncpg.Connection, cli: Cli) -> None:
@@ -424,6 +535,18 @@ class TestMany:
         ids = [job for answer in answers for job in answer["ids"]]
         assert len(set(ids)) == len(ids), "no job is counted by both"
         assert len(ids) + await count(db) == 10 * BATCH
+
+    async def test_what_somebody_else_has_removed_is_not_said_to_be_left(
+        self, db: asyncpg.Connection, cli: Cli, database: str
+    ) -> None:
+        async with self.third_batch_held(db, database) as holder:
+            running = asyncio.create_task(cli("remove", "--task", "many", "--yes"))
+            await self.until_it_waits(db)
+            await db.execute("delete from graphile_worker._private_jobs where id > $1", 3 * BATCH)
+            await holder.execute("select pg_advisory_unlock(7)")
+            done = await running
+        assert (done.returncode, done.stdout) == (0, "Removed 3,000 jobs.\n")
+        assert done.stderr == "2,000 jobs were gone, or run by somebody, before it came to them.\n"
 
     async def test_a_bar_on_a_terminal_and_none_elsewhere(self, db: asyncpg.Connection, cli: Cli) -> None:
         await fill(db, 2 * BATCH)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import logging
 import os
 import re
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import asyncpg
 import pytest
 
 from graphile_worker.cli import logs
+from graphile_worker.embedded.binaries import ServerUser
 from graphile_worker.testing import Databases
 from support.commands import COMMAND
 from support.postgres import ROOT
@@ -70,8 +73,40 @@ class TestInit:
     def test_a_folder_that_cannot_be(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         done = run(tmp_path, COMMAND, "init", "file/shop")
-        assert done.returncode == 1
-        assert "Traceback" not in done.stderr
+        assert (done.returncode, done.stderr) == (
+            1,
+            "Error: file/shop cannot be written to: Not a directory.\n",
+        )
+        done = run(tmp_path, COMMAND, "init", "file")
+        assert (done.returncode, done.stderr) == (
+            1,
+            "Error: file is no folder. Name another: graphile-worker init FOLDER\n",
+        )
+
+    def test_as_json(self, tmp_path: Path) -> None:
+        done = json.loads(run(tmp_path, COMMAND, "init", "shop", "--json").stdout)
+        assert done["folder"] == str(tmp_path / "shop")
+        assert {Path(name).name for name in done["files"]} == FILES
+
+    def test_each_project_has_a_queue_of_its_own(self, short_folder: Path) -> None:
+        place = short_folder.parent
+        for name in ("one", "other"):
+            assert run(place, COMMAND, "init", name).returncode == 0
+            assert run(place / name, COMMAND, "migrate").returncode == 0
+        added = run(place / "one", COMMAND, "add", "hello", '{"name": "Ann"}')
+        assert (added.returncode, added.stdout) == (0, "1\n")
+        assert len(json.loads(run(place / "one", COMMAND, "list", "--json").stdout)) == 1
+        assert json.loads(run(place / "other", COMMAND, "list", "--json").stdout) == []
+        assert (place / "one" / ".postgres" / ".gitignore").read_text() == "*\n"
+
+    def test_where_its_server_cannot_reach_the_project_it_is_elsewhere(self, tmp_path: Path) -> None:
+        closed = tmp_path / "closed"
+        closed.mkdir(mode=0o700)
+        run(closed, COMMAND, "init")
+        connection = tomllib.loads((closed / "graphile-worker.toml").read_text())["connection"]
+        path = Path(connection.removeprefix("embedded:"))
+        assert ServerUser.find().closed_folder_above((closed / path / "data").resolve()) is None
+        assert ServerUser.find().drops_root is path.is_absolute()
 
     def test_its_tests_pass(self, project: Path) -> None:
         done = run(
@@ -174,6 +209,62 @@ class TestTheAppOfTheSettings:
     async def test_its_recurring_tasks_are_shown(self, project: Path, database: str) -> None:
         done = await asyncio.to_thread(run, project, COMMAND, "cron", DATABASE_URL=database)
         assert "tidy_up" in done.stdout
+
+
+class TestAddingByTheApp:
+    async def added(self, project: Path, database: str, *arguments: str) -> dict[str, object]:
+        done = await asyncio.to_thread(
+            run, project, COMMAND, "add", *arguments, "--json", DATABASE_URL=database
+        )
+        assert done.returncode == 0, done.stderr
+        job: dict[str, object] = json.loads(done.stdout)
+        return job
+
+    async def test_what_the_task_says_of_its_jobs_holds(self, project: Path, database: str) -> None:
+        job = await self.added(project, database, "report", '{"day": "2030-01-01"}')
+        assert (job["queue_name"], job["max_attempts"]) == ("reports", 5)
+        assert job["payload"] == {"day": "2030-01-01"}
+
+    async def test_flags_win(self, project: Path, database: str) -> None:
+        given = (
+            "report",
+            '{"day": "2030-01-01"}',
+            "--queue",
+            "mine",
+            "--max-attempts",
+            "2",
+            "--priority",
+            "0",
+        )
+        job = await self.added(project, database, *given)
+        assert (job["queue_name"], job["max_attempts"], job["priority"]) == ("mine", 2, 0)
+
+    async def test_a_payload_that_does_not_fit_is_refused(self, project: Path, database: str) -> None:
+        done = await asyncio.to_thread(
+            run, project, COMMAND, "add", "report", '{"day": "soon"}', DATABASE_URL=database
+        )
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith("Error: ")
+        assert "day" in done.stderr
+        assert "Traceback" not in done.stderr
+
+    async def test_without_the_app_it_is_added_as_it_is(self, project: Path, database: str) -> None:
+        job = await self.added(project, database, "report", '{"day": "soon"}', "--no-app")
+        assert (job["queue_name"], job["max_attempts"]) == (None, 25)
+
+    async def test_a_task_that_the_app_does_not_have(self, project: Path, database: str) -> None:
+        job = await self.added(project, database, "of/node", '{"any": "thing"}')
+        assert (job["task_identifier"], job["payload"]) == ("of/node", {"any": "thing"})
+
+    async def test_an_app_that_does_not_load(self, project: Path, database: str) -> None:
+        (project / "jobs.py").write_text("print('here')\nimport nowhere\n")
+        arguments = ("add", "report", "--max-attempts", "3")
+        done = await asyncio.to_thread(run, project, COMMAND, *arguments, DATABASE_URL=database)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "No module named 'nowhere'. Nothing was added" in done.stderr
+        assert "Nothing was added; --no-app adds it without the app." in done.stderr
+        job = await self.added(project, database, *arguments[1:], "--no-app")
+        assert job["max_attempts"] == 3
 
 
 class TestPrettyLog:

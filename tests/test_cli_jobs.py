@@ -243,6 +243,7 @@ class TestList:
             (["--limit", "0"], "is not in the range x>=1"),
             (["--limit", "-1"], "is not in the range x>=1"),
             (["--after", "-1"], "is not in the range x>=0"),
+            (["--after", "abc"], "'abc' is not a valid integer."),
             (["--state", "locked"], "is not one of 'ready', 'scheduled', 'running', 'failed'"),
             (["--ids", "--json"], "--ids and --json cannot be combined."),
             (["--tsak", "x"], "'--task'"),

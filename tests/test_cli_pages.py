@@ -28,5 +28,13 @@ def test_every_verb_says_what_it_does_and_shows_it() -> None:
 
 
 def test_every_verb_stands_under_a_heading() -> None:
-    named = {name for names in write_command_pages.HEADINGS.values() for name in names}
-    assert named <= set(write_command_pages.root.commands)
+    named = [name for names in write_command_pages.HEADINGS.values() for name in names]
+    assert sorted(named) == sorted(write_command_pages.root.commands)
+
+
+def test_every_verb_says_how_it_ends_and_what_it_reads() -> None:
+    for path, command in write_command_pages.commands(write_command_pages.root):
+        with click.Context(command, info_name=path[-1], max_content_width=100) as context:
+            text = " ".join(command.get_help(context).split())
+        assert "Exit codes: 0, all is done; 1, " in text, path
+        assert "Environment: DATABASE_URL names the database" in text, path

@@ -195,6 +195,10 @@ class TestUnlock:
             1,
             "Error: This would free 3 jobs and 2 queues. There is nobody to ask here: say --yes to do it.\n",
         )
+        with cli.terminal("unlock", "a", "b") as terminal:
+            await terminal.until("This would free 3 jobs and 2 queues. Do it? [y/N]: ")
+            terminal.type("n\n")
+            assert await terminal.end() == 1
         assert await cli.out("unlock", "b") == "Freed 1 job and 1 queue.\n"
         assert await cli.json("unlock", "-", "--yes", given="a\n") == {
             "workers": ["a"],
@@ -276,7 +280,7 @@ class TestCleanup:
         assert done.returncode == 1
         assert "This would remove 2 jobs that failed for good." in done.stderr
         with cli.terminal("cleanup", "failed-jobs") as terminal:
-            await terminal.until("[y/N]: ")
+            await terminal.until("This would remove 2 jobs that failed for good. Do it? [y/N]: ")
             terminal.type("y\n")
             assert await terminal.end() == 0
         assert "Removed 2 jobs" in terminal.text

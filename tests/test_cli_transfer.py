@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -154,6 +155,7 @@ class TestAtOnce:
             assert await terminal.end() == INTERRUPTED
         await holder.close()
         assert "Traceback" not in terminal.text
+        assert "Interrupted: nothing was imported." in terminal.text
         assert await count(db) == 0
 
 
@@ -234,5 +236,65 @@ async def test_an_export_has_its_name_when_it_is_whole(
     assert done.returncode == 1
     assert "jobs.jsonl was not written" in done.stderr
     assert (tmp_path / "jobs.jsonl").read_bytes() == whole
+    assert [path.name for path in tmp_path.iterdir()] == ["jobs.jsonl"]
     done = await cli("export", "-o", "nowhere/jobs.jsonl")
     assert (done.returncode, "nowhere/jobs.jsonl cannot be written: No such file" in done.stderr) == (1, True)
+
+
+class TestWhatIsWrittenTo:
+    async def test_a_pipe_stays_a_pipe(self, db: asyncpg.Connection, cli: Cli, tmp_path: Path) -> None:
+        await add(db)
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            await cli.out("export", "-o", "pipe")
+            assert json.loads(os.read(reader, 65536))["id"] == 1
+        finally:
+            os.close(reader)
+        assert pipe.is_fifo()
+
+    async def test_a_link_stays_a_link(self, db: asyncpg.Connection, cli: Cli, tmp_path: Path) -> None:
+        await add(db)
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        (tmp_path / "link").symlink_to(elsewhere / "jobs.jsonl")
+        for _ in range(2):  # where it leads to nothing yet, and where it does
+            await cli.out("export", "-o", "link")
+            assert (tmp_path / "link").is_symlink()
+            assert json.loads((elsewhere / "jobs.jsonl").read_text())["id"] == 1
+        assert [path.name for path in elsewhere.iterdir()] == ["jobs.jsonl"]
+
+    async def test_standard_output_by_another_name(self, db: asyncpg.Connection, cli: Cli) -> None:
+        await add(db)
+        assert json.loads(await cli.out("export", "-o", "/dev/fd/1"))["id"] == 1
+
+    async def test_a_file_keeps_its_permissions(
+        self, db: asyncpg.Connection, cli: Cli, tmp_path: Path
+    ) -> None:
+        await add(db)
+        path = tmp_path / "jobs.jsonl"
+        path.touch(mode=0o600)
+        await cli.out("export", "-o", "jobs.jsonl")
+        assert path.stat().st_mode & 0o777 == 0o600
+
+    async def test_two_at_once_into_one_file(
+        self, db: asyncpg.Connection, cli: Cli, database: str, tmp_path: Path
+    ) -> None:
+        for task in ("a", "b"):
+            await add(db, task)
+        other = await asyncpg.connect(database)
+        async with other.transaction():
+            await other.execute("lock table graphile_worker._private_jobs in access exclusive mode")
+            exports = [
+                asyncio.create_task(cli("export", "--task", task, "-o", "jobs.jsonl")) for task in ("a", "b")
+            ]
+
+            async def wait() -> bool:
+                return int(await db.fetchval("select count(*) from pg_locks where not granted")) == 2
+
+            await until(wait, "both have opened their files, and wait for jobs")
+        await other.close()
+        assert [done.returncode for done in await asyncio.gather(*exports)] == [0, 0]
+        assert json.loads((tmp_path / "jobs.jsonl").read_text())["task_identifier"] in {"a", "b"}
+        assert [path.name for path in tmp_path.iterdir()] == ["jobs.jsonl"]

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from graphile_worker import run_migrations
+from graphile_worker import SchemaError, WorkerUtils, run_migrations
 from graphile_worker._db.databases import dsn_of
 from graphile_worker.doctor import CHECKS, Finding, Level, Limits, examine
 from graphile_worker.embedded import EmbeddedPostgres
@@ -135,6 +135,35 @@ class TestTheWayThere:
         assert found["notifications"][0].level is not Level.OK
         assert found["schema"][0].level is Level.OK
 
+    async def test_a_server_that_is_too_old(self, db: asyncpg.Connection, database: str) -> None:
+        name = await db.fetchval("select quote_ident(current_database())")
+        await db.execute(  # one that says so
+            """create schema old;
+            create function old.current_setting(text) returns text language sql as $$
+              select case $1 when 'server_version_num' then '110022' when 'server_version' then '11.22'
+                else pg_catalog.current_setting($1) end
+            $$"""
+        )
+        await db.execute(f"alter database {name} set search_path = old, pg_catalog")
+        found = await finding("server", database)
+        assert (found.level, found.says) == (Level.TROUBLE, "PostgreSQL 11.22")
+        assert "needs 12 or newer" in (found.advice or "")
+
+    async def test_nobody_where_it_is_to_listen(self, database: str) -> None:
+        found = await finding("notifications", database, listen_dsn="postgresql://u:secret@127.0.0.1:1/x")
+        assert (found.level, "Cannot reach the database (127.0.0.1:1" in found.says) == (Level.WARNING, True)
+        assert "--listen-connection" in (found.advice or "")
+        assert "secret" not in found.says
+
+    async def test_what_cannot_be_looked_at_has_advice_too(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        async with db.transaction():
+            await db.execute("lock table graphile_worker._private_tasks in access exclusive mode")
+            found = await finding("tasks", database)
+        assert (found.level, found.says.startswith("Could not look: ")) == (Level.WARNING, True)
+        assert found.advice
+
     async def test_transactions_that_may_only_read(self, db: asyncpg.Connection, database: str) -> None:
         name = await db.fetchval("select quote_ident(current_database())")
         await db.execute(f"alter database {name} set default_transaction_read_only = on")
@@ -230,11 +259,32 @@ class TestRights:
                 assert [one.level for one in found[check]] == [Level.NOTE], found[check]
                 assert "May not look" in found[check][0].says
             remedy = (rights.advice or "").partition("run: ")[2]
+            if options != "noinherit":
+                assert "grant postgres to" not in remedy.replace('"', ""), "nobody becomes a superuser"
             if options == "noinherit":  # which is remembered with the grant from PostgreSQL 16 on
                 await db.execute(f"revoke postgres from {role}")
             await db.execute(remedy)
             [rights] = (await examined(as_role(database, role)))["rights"]
             assert rights.level in {Level.OK, Level.NOTE}, rights
+
+    async def test_of_an_owner_with_no_more_rights_than_that_it_becomes_a_member(
+        self, db: asyncpg.Connection, empty_database: str
+    ) -> None:
+        admin = await asyncpg.connect(empty_database)
+        async with a_role(db) as role:
+            owner = f"{role}_owner"
+            await admin.execute(f"create role {owner} login password 'x'")
+            await admin.execute(f"create schema graphile_worker authorization {owner}")
+            await run_migrations(as_role(empty_database, owner))
+            rights = await finding("rights", as_role(empty_database, role))
+            assert (rights.level, rights.advice) == (
+                Level.TROUBLE,
+                f'Let an administrator run: grant "{owner}" to "{role}";',
+            )
+            await admin.execute((rights.advice or "").partition("run: ")[2])
+            assert (await finding("rights", as_role(empty_database, role))).level is Level.OK
+            await admin.execute(f"drop owned by {owner}; drop role {owner}")
+        await admin.close()
 
     async def test_a_schema_that_may_not_be_created(
         self, db: asyncpg.Connection, empty_database: str
@@ -271,6 +321,38 @@ class TestTheSchema:
         await db.execute(change.format(s="graphile_worker"))
         found = await finding("schema", database)
         assert (found.level, says in found.says) == (Level.WARNING, True)
+
+    async def test_not_ours_at_all(self, empty_database: str) -> None:
+        admin = await asyncpg.connect(empty_database)
+        await admin.execute(
+            "create schema graphile_worker; create table graphile_worker.migrations (id text)"
+        )
+        await admin.close()
+        found = await finding("schema", empty_database)
+        assert (found.level, "Choose another schema" in found.says) == (Level.TROUBLE, True)
+
+    @pytest.mark.parametrize(
+        ("change", "advice"),
+        [
+            ("delete from {s}.migrations where id > 10", "npx graphile-worker@0.18 --schema-only"),
+            ("insert into {s}.migrations (id, breaking) values (21, true)", "Upgrade graphile-worker."),
+            (
+                "insert into {s}._private_python_migrations (id, name, breaking) values (99, 'new', true)",
+                "Upgrade graphile-worker.",
+            ),
+        ],
+    )
+    async def test_where_no_worker_starts_it_says_what_migrate_says(
+        self, db: asyncpg.Connection, database: str, change: str, advice: str
+    ) -> None:
+        await db.execute(change.format(s="graphile_worker"))
+        found = await finding("schema", database)
+        assert (found.level, advice in (found.advice or "")) == (Level.TROUBLE, True)
+        assert command("-c", database).returncode == 1
+        async with WorkerUtils(database) as utils:
+            with pytest.raises(SchemaError) as refused:
+                await utils.pending_migrations()
+        assert str(refused.value) == f"{found.says} {found.advice}"
 
     @pytest.mark.parametrize(
         ("change", "level", "what"),
@@ -421,7 +503,7 @@ class TestStuckQueues:
         assert (empty.level, waiting.level) == (Level.WARNING, Level.TROUBLE)
         assert "The queue 'q' has been locked by pool-1 for " in waiting.says
         assert "1 job waits for it" in waiting.says
-        assert "graphile-worker unlock pool-1" in (waiting.advice or "")
+        assert (waiting.advice or "").endswith("Now: graphile-worker unlock pool-1"), "and nothing after it"
         assert command("-c", database).returncode == 1
 
     async def test_a_live_worker_is_not_to_be_unlocked(self, db: asyncpg.Connection, database: str) -> None:

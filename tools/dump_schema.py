@@ -11,8 +11,9 @@ from pathlib import Path
 from graphile_worker import run_migrations
 from graphile_worker._db import contract
 from graphile_worker._db.connect import connect
+from graphile_worker._db.migrate import inspect_schema
 from graphile_worker._db.sql import Schema
-from graphile_worker._db.symptoms import describe_schema, read_revisions
+from graphile_worker._db.symptoms import describe_schema
 from graphile_worker.embedded.binaries import Binaries
 from graphile_worker.testing import Databases, running_server
 
@@ -33,9 +34,9 @@ def pg_dump(dsn: str) -> str:
 async def describe(dsn: str) -> str:
     """Its objects, one a line."""
     async with connect(dsn) as connection, connection.transaction():
-        revisions = await read_revisions(connection, Schema())
+        found = await inspect_schema(connection, Schema())
         objects = await describe_schema(connection, Schema())
-    return json.dumps({"own_revision": revisions.own, "objects": objects}, indent=1) + "\n"
+    return json.dumps({"own_revision": found.own_revision, "objects": objects}, indent=1) + "\n"
 
 
 async def dump(server_dsn: str) -> tuple[str, str]:

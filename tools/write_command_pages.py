@@ -37,9 +37,14 @@ def paragraphs(text: str | None) -> list[str]:
         if part.startswith("\b"):
             found.append("```\n" + part.removeprefix("\b").strip("\n") + "\n```")
         else:
-            marked = re.sub(r"(?<!\w)(--\w[\w-]*|[A-Z]+_[A-Z_]+)", r"`\1`", " ".join(part.split()))
-            found.append(textwrap.fill(marked, width=110, break_on_hyphens=False, break_long_words=False))
+            found.append(_marked(part))
     return found
+
+
+def _marked(text: str) -> str:
+    """With what is to be typed as code."""
+    marked = re.sub(r"(?<!\w)(--\w[\w-]*|[A-Z]+_[A-Z_]+)", r"`\1`", " ".join(text.split()))
+    return textwrap.fill(marked, width=110, break_on_hyphens=False, break_long_words=False)
 
 
 def options(command: click.Command, context: click.Context) -> list[str]:
@@ -54,11 +59,15 @@ def options(command: click.Command, context: click.Context) -> list[str]:
 
 
 def examples(command: click.Command) -> list[str]:
-    """What the help ends with."""
-    lines = [line.strip() for line in (command.epilog or "").removeprefix("\b").strip().splitlines()]
-    shown = [line.removeprefix("Example:").removeprefix("Examples:").strip() for line in lines]
-    text = "\n".join(f"$ {line}" for line in shown if line)
-    return [f"## Examples\n\n```console\n{text}\n```"] if text else []
+    """What the help ends with: some examples, and then what holds for all."""
+    shown, *rest = (command.epilog or "").split("\n\n")
+    _heading, *lines = shown.removeprefix("\b").strip().splitlines()
+    text = "\n".join(f"$ {line.strip()}" for line in lines)
+    return [
+        f"## Examples\n\n```console\n{text}\n```",
+        "## How it ends, and what it reads",
+        *map(_marked, rest),
+    ]
 
 
 def page(path: tuple[str, ...], command: click.Command) -> str:
@@ -74,13 +83,11 @@ def page(path: tuple[str, ...], command: click.Command) -> str:
 
 def index() -> str:
     """All of them."""
-    named = {name for names in HEADINGS.values() for name in names}
-    others = tuple(sorted(name for name in root.commands if name not in named))
     parts = [
         "# The verbs of the command",
         "What they share stands in [the command line](../command-line.md).",
     ]
-    for heading, names in {**HEADINGS, "Others": others}.items():
+    for heading, names in HEADINGS.items():
         rows = [
             f"| [`{' '.join(path)}`]({'-'.join(path)}.md) | {command.get_short_help_str(200)} |"
             for path, command in commands(root)

@@ -67,6 +67,11 @@ class Change(NamedTuple):
         return cls("complete")
 
     @classmethod
+    def remove(cls, key: str) -> Self:
+        """Remove the one with that key; if it runs, it loses the key and is not tried again."""
+        return cls("remove", (key,), ())
+
+    @classmethod
     def fail(cls, reason: str | None = None) -> Self:
         """Let them not be tried again."""
         return cls("fail", (reason,))
@@ -100,7 +105,9 @@ class Batch(NamedTuple):
     seen: int
     changed: Sequence[int]
     requested: int = 0
-    """Of those changed: jobs that run, whose workers were asked to cancel them."""
+    """Of those changed: jobs that run, or that somebody has, to which it will happen later."""
+    held: int = 0
+    """Of those requested: jobs that do not run, but that somebody's transaction has locked."""
 
 
 class ManyJobs:
@@ -122,6 +129,15 @@ class ManyJobs:
         """How many jobs the change can be done with."""
         filters = {**chosen.parts(), **dict.fromkeys(change.among, True)}
         return await self._session.call(lambda on: many.count(on, self._schema, filters))
+
+    async def taken(self, ids: Iterable[int], change: Change) -> list[int]:
+        """Those of the ids whose jobs the change can be done with."""
+        found: list[int] = []
+        rest = iter(ids)
+        while some := list(islice(rest, BATCH)):
+            filters = {"having_id_any": some, **dict.fromkeys(change.among, True)}
+            found += await self._session.call(partial(many.read_ids, schema=self._schema, filters=filters))
+        return found
 
     async def change(self, change: Change, chosen: JobFilter | Iterable[int]) -> AsyncGenerator[Batch]:
         """Change all that are chosen, a batch whenever the next is asked for.
@@ -153,12 +169,13 @@ class ManyJobs:
             seen, answers = await self._session.call(
                 lambda on: many.cancel_batch(on, schema, filters, reason, limit=BATCH)
             )
-            requested = sum(answer == "requested" for answer in answers.values())
-            return max(seen, default=0), Batch(len(seen), sorted(answers), requested)
-        seen, changed = await self._session.call(
+            requested = [one for one in answers.values() if one.answer == "requested"]
+            held = sum(not one.runs for one in requested)
+            return max(seen, default=0), Batch(len(seen), sorted(answers), len(requested), held)
+        seen, changed, run = await self._session.call(
             lambda on: many.change_batch(on, schema, change.name, filters, change.arguments, limit=BATCH)
         )
-        return max(seen, default=0), Batch(len(seen), changed)
+        return max(seen, default=0), Batch(len(seen), changed, run)
 
     async def explain_left(self, ids: Iterable[int]) -> list[Left]:
         """Of jobs that were not changed: those that are there, and where they stand."""

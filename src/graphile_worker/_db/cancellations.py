@@ -20,6 +20,14 @@ _FILE = "cancellations.sql"
 CancelAnswer: TypeAlias = Literal["cancelled", "requested"]
 
 
+class Answer(NamedTuple):
+    """What it came to for a job."""
+
+    answer: CancelAnswer
+    runs: bool
+    """Otherwise it was asked for because somebody's transaction has the row."""
+
+
 class Request(NamedTuple):
     """That a job is to be cancelled which somebody holds."""
 
@@ -31,16 +39,17 @@ class Request(NamedTuple):
 
 async def cancel(connection: Connection, schema: Schema, job_id: int, reason: str) -> CancelAnswer | None:
     """Cancel the job if nobody has it, or ask whoever has it; None if it is over."""
-    return (await cancel_many(connection, schema, [job_id], reason)).get(job_id)
+    found = (await cancel_many(connection, schema, [job_id], reason)).get(job_id)
+    return None if found is None else found.answer
 
 
 async def cancel_many(
     connection: Connection, schema: Schema, job_ids: Sequence[int], reason: str
-) -> dict[int, CancelAnswer]:
+) -> dict[int, Answer]:
     """The same for many; those that are over are not in the answer."""
     statement = statements_for(schema, _FILE)["cancel"]
     rows = await connection.fetch(statement, job_ids, reason, CHANNEL, schema.name)
-    return {row["id"]: cast("CancelAnswer", row["answer"]) for row in rows}
+    return {row["id"]: Answer(cast("CancelAnswer", row["answer"]), row["runs"]) for row in rows}
 
 
 async def settle(connection: Connection, schema: Schema) -> Sequence[Request]:

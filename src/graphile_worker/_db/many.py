@@ -13,6 +13,7 @@ from graphile_worker._db.sql import Schema, statements_for
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
+    from graphile_worker._db.cancellations import Answer
     from graphile_worker._db.connect import Connection
     from graphile_worker.job import Job
 
@@ -46,8 +47,10 @@ async def change_batch(
     arguments: Sequence[object],
     *,
     limit: int,
-) -> tuple[list[int], list[int]]:
-    """Change the first jobs for which the filters hold; the ids of those that were seen, and changed.
+) -> tuple[list[int], list[int], int]:
+    """Change the first jobs for which the filters hold.
+
+    Returns the ids of those that were seen, of those that were changed, and how many of these run.
 
     They are locked first, so that none of them becomes another between being chosen and being changed. What
     somebody else has locked at this moment is passed over, because to wait for it might take long.
@@ -56,16 +59,16 @@ async def change_batch(
     async with in_order(connection, schema, filters):
         seen = await _page(connection, schema, {**filters, "first_jobs": limit, "lock": True})
         if not seen:
-            return [], []
+            return [], [], 0
         rows = await connection.fetch(statements[f"{name}_many"], seen, *arguments)
         if rows and name in {"retry", "reschedule"}:
             await connection.execute(statements["tell_of_due_jobs"], len(rows))
-    return seen, sorted(row["id"] for row in rows)
+    return seen, sorted(row["id"] for row in rows), sum(row.get("runs", False) for row in rows)
 
 
 async def cancel_batch(
     connection: Connection, schema: Schema, filters: Mapping[str, object], reason: str, *, limit: int
-) -> tuple[list[int], Mapping[int, str]]:
+) -> tuple[list[int], Mapping[int, Answer]]:
     """The same for cancelling; with what it came to for each job.
 
     They are not locked, because their workers must be able to record what becomes of them.

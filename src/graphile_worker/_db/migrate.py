@@ -105,7 +105,7 @@ class Pending(NamedTuple):
 async def find_pending(connection: Connection, schema: Schema) -> Pending:
     """Look what `migrate` would do, and do nothing."""
     found = await inspect_schema(connection, schema)
-    _refuse(found, schema)
+    refuse(found, schema)
     what = [step.what for step in steps(schema, found) if step.what]
     # On a schema that is in use they are built without locking anybody out.
     first = index_script(schema) if what and found.revision is not None else []
@@ -114,12 +114,14 @@ async def find_pending(connection: Connection, schema: Schema) -> Pending:
 
 async def check_adoptable(connection: Connection, schema: Schema) -> None:
     """Refuse a schema that `migrate` would refuse."""
-    _refuse(await inspect_schema(connection, schema), schema)
+    refuse(await inspect_schema(connection, schema), schema)
 
 
 async def check_revisions(connection: Connection, schema: Schema) -> None:
     """Refuse a schema that was changed in a way that we do not know."""
-    refuse_newer(await inspect_schema(connection, schema), schema)
+    found = await inspect_schema(connection, schema)
+    if not found.too_old:  # that another installer may be at work on
+        refuse(found, schema)
 
 
 async def _migrate(connection: Connection, schema: Schema, standstill: float) -> Migrated:
@@ -134,7 +136,7 @@ async def _migrate(connection: Connection, schema: Schema, standstill: float) ->
     while True:
         if found.too_old:
             found = await _wait_while_it_grows(connection, schema, found, standstill)
-        refuse_newer(found, schema)
+        refuse(found, schema)
         if found.complete:
             _warn_of_newer(found, schema)
             return Migrated(found.revision or 0, changed)
@@ -210,39 +212,54 @@ async def _wait_while_it_grows(
                 await connection.execute(schema.render(read_statements("migrate.sql")["wait_for_ledger"]))
             waited_for_ledger = True
         else:
-            raise _too_old(found, schema)
+            refuse(found, schema)
         found = await inspect_schema(connection, schema)
     return found
 
 
-def _too_old(found: Found, schema: Schema) -> SchemaTooOldError:
-    option = "" if schema.name == DEFAULT_SCHEMA else f" --schema {shlex.quote(schema.name)}"
-    return SchemaTooOldError(
-        f"The schema {schema.name!r} is at revision {found.revision} of Graphile Worker, "
-        f"and this library adopts {OLDEST_ADOPTED} or {REVISION}. Upgrade it with Graphile "
-        f"Worker first: npx graphile-worker@0.18 --schema-only{option} -c YOUR_DATABASE"
-    )
+class Refusal(NamedTuple):
+    """Why we do not work with a schema, and what to do about it."""
+
+    error: type[SchemaError]
+    why: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.why} {self.remedy}"
 
 
-def _refuse(found: Found, schema: Schema) -> None:
-    refuse_newer(found, schema)
+def refusal(found: Found, schema: Schema) -> Refusal | None:
+    """Why we do not work with it; None if we do."""
     if found.too_old:
-        raise _too_old(found, schema)
-
-
-def refuse_newer(found: Found, schema: Schema) -> None:
-    """Raise if it was changed in a way that we do not know."""
+        option = "" if schema.name == DEFAULT_SCHEMA else f" --schema {shlex.quote(schema.name)}"
+        return Refusal(
+            SchemaTooOldError,
+            f"The schema {schema.name!r} is at revision {found.revision} of Graphile Worker, "
+            f"and this library adopts {OLDEST_ADOPTED} or {REVISION}.",
+            "Upgrade it with Graphile Worker first: "
+            f"npx graphile-worker@0.18 --schema-only{option} -c YOUR_DATABASE",
+        )
     if (found.breaking_revision or 0) > REVISION:
-        raise SchemaTooNewError(
+        return Refusal(
+            SchemaTooNewError,
             f"The schema {schema.name!r} is at revision {found.revision} of Graphile Worker, and "
-            f"its revision {found.breaking_revision} breaks with what this library knows, "
-            f"{REVISION}. Upgrade graphile-worker."
+            f"its revision {found.breaking_revision} breaks with what this library knows, {REVISION}.",
+            "Upgrade graphile-worker.",
         )
     if found.own_breaking_revision > OWN_MIGRATIONS[-1].id:
-        raise SchemaTooNewError(
+        return Refusal(
+            SchemaTooNewError,
             f"The schema {schema.name!r} was changed by a newer release of this library, in a way that this "
-            "one does not know. Upgrade graphile-worker."
+            "one does not know.",
+            "Upgrade graphile-worker.",
         )
+    return None
+
+
+def refuse(found: Found, schema: Schema) -> None:
+    """Raise if we do not work with it."""
+    if (why := refusal(found, schema)) is not None:
+        raise why.error(str(why))
 
 
 def _warn_of_newer(found: Found, schema: Schema) -> None:

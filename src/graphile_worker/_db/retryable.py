@@ -76,6 +76,7 @@ async def retrying(operation: Callable[[], Awaitable[T]], *, attempts: int, logg
             if not is_retryable(error):
                 raise
             delay = retry_delay(error, attempt)
-            logger.warning("%s: trying again in %.2f s", error, delay)
+            why = "The connection is closed" if _found_connection_dead(error) else error
+            logger.warning("%s: trying again in %.2f s", why, delay)
         await asyncio.sleep(delay)
     return await operation()

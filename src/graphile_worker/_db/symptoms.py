@@ -39,6 +39,7 @@ class Rights(NamedTuple):
 
     schema_exists: bool
     owner: str | None
+    owner_is_superuser: bool
     acts_as_owner: bool
     is_member: bool
     """Of the owner; that alone is not enough, if the role does not inherit."""
@@ -108,13 +109,6 @@ class Locks(NamedTuple):
     seconds: float
 
 
-class Revisions(NamedTuple):
-    """How far the two ledgers are; None if there is none."""
-
-    graphile: int | None
-    own: int | None
-
-
 async def look(pool: Pool, schema: Schema, at: Callable[[Connection], Awaitable[T]]) -> T:
     """What somebody sees who looks, in a transaction of its own that never takes long.
 
@@ -146,18 +140,6 @@ async def read_rights(connection: Connection, schema: Schema) -> Rights:
     """What the role may do with the schema."""
     [row] = await connection.fetch(read_statements(_FILE)["read_rights"], schema.name)
     return Rights(*row)
-
-
-async def read_revisions(connection: Connection, schema: Schema) -> Revisions:
-    """How far the schema is."""
-    statements = statements_for(schema, "migrate.sql")
-    [found] = await connection.fetch(statements["inspect_schema"], schema.name)
-    graphile = own = None
-    if found["ledger_columns"]:
-        graphile = await connection.fetchval(statements["read_revision_before_breaking_flags"])
-    if found["own_ledger_exists"]:
-        own = await connection.fetchval(statements["read_own_revisions"])
-    return Revisions(graphile, own)
 
 
 async def describe_schema(connection: Connection, schema: Schema) -> dict[str, str]:

@@ -60,7 +60,8 @@ class Imported(NamedTuple):
     """How far an import came."""
 
     jobs: int
-    bytes: int
+    is_all: bool
+    """Whether there are no more, so that all that is left is to commit."""
 
 
 _decode = msgspec.json.Decoder(Line).decode
@@ -91,14 +92,16 @@ async def import_lines(
     connection: Connection, schema: Schema, lines: Iterable[bytes], *, new_ids: bool
 ) -> AsyncIterator[Imported]:
     """Put the jobs in, in one transaction; yields how far it came."""
-    jobs = size = 0
+    jobs = 0
     numbered = _numbered(lines)
     async with connection.transaction():
-        while batch := list(islice(numbered, _BATCH)):
+        batch = list(islice(numbered, _BATCH))
+        while batch:
             read = [(number, _read(number, line, new_ids=new_ids)) for number, line in batch]
             await _insert(connection, schema, read, new_ids=new_ids)
-            jobs, size = jobs + len(batch), size + sum(len(line) for _, line in batch)
-            yield Imported(jobs, size)
+            jobs += len(batch)
+            batch = list(islice(numbered, _BATCH))
+            yield Imported(jobs, is_all=not batch)
         if jobs:
             await connection.execute(statements_for(schema, _FILE)["tell_of_jobs"], jobs)
 

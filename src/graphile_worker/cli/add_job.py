@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from graphile_worker.cli import times
-from graphile_worker.cli.flags import json_flag, queue_of, verb
+from graphile_worker.cli.flags import PRIORITY, json_flag, queue_of, small_integer, verb
 from graphile_worker.cli.printing import clean, on_terminal, print_object
 from graphile_worker.cli.times import Moment
+from graphile_worker.errors import GraphileWorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from graphile_worker.app import App
     from graphile_worker.cli.settings import Value
-    from graphile_worker.job import Job, JobSpec
+    from graphile_worker.job import Job
 
 _MODES = ["replace", "preserve_run_at", "unsafe_dedupe"]
-_SMALLINT = 2**15 - 1
 
 
 class _Mode(click.Choice[str]):
@@ -41,28 +43,40 @@ class _Mode(click.Choice[str]):
 @click.argument("payload", required=False)
 @click.option("--queue", "queue_name", metavar="NAME", help="Jobs of one queue run one after another.")
 @click.option("--run-at", type=Moment(), help="now, 90s, 5m, 2h, 1d, or 2030-01-31T12:00Z.")
-@click.option("--max-attempts", type=click.IntRange(1, _SMALLINT), metavar="N", help="By default 25.")
+@click.option(
+    "--max-attempts", type=small_integer(1), metavar="N", help="By default 25, or what the task says."
+)
 @click.option("--key", "job_key", metavar="KEY", help="Adding again changes the job with this key.")
 @click.option("--key-mode", "job_key_mode", type=_Mode(_MODES), metavar="MODE", help=f"{', '.join(_MODES)}.")
-@click.option(
-    "--priority", type=click.IntRange(-_SMALLINT - 1, _SMALLINT), metavar="N", help="Lower runs first."
-)
+@click.option("--priority", type=PRIORITY, metavar="N", help="Lower runs first.")
 @click.option("--flag", "flags", metavar="FLAG", multiple=True, help="A label; may be given again.")
+@click.option("--no-app", is_flag=True, help="Add it as it is here, whatever the app says.")
 @json_flag
 def add(
-    settings: Mapping[str, Value], *, task: str, payload: str | None, as_json: bool, **options: Any
+    settings: Mapping[str, Value],
+    *,
+    task: str,
+    payload: str | None,
+    no_app: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Add a job, and print its id.
 
     PAYLOAD is JSON, {} by default; @FILE reads it from a file, and - from standard input. Without --run-at
     the job is due now.
-    """
-    from graphile_worker.job import JobSpec  # noqa: PLC0415
 
+    Where the setting app names an app, the job is added as the app adds it, where its workers look: what a
+    task of the app says of its jobs holds, unless a flag says otherwise, and the payload is checked.
+    """
     if options["job_key_mode"] and not options["job_key"]:
         raise click.UsageError("--key-mode says what to do if the key is in use: it needs --key.")
-    spec = JobSpec(task, _read_payload(payload), **{**options, "flags": options["flags"] or None})
-    job = asyncio.run(_add(settings, spec))
+    given = {name: value for name, value in options.items() if value not in (None, ())}
+    read = _read_payload(payload)
+    app = None if no_app else _app_of(settings)
+    job = asyncio.run(
+        _add_by(app, task, read, given) if app is not None else _add(settings, task, read, given)
+    )
     if as_json:
         from graphile_worker.cli.list_jobs import job_as_object  # noqa: PLC0415
 
@@ -73,9 +87,30 @@ def add(
         click.echo(job.id)
 
 
-async def _add(settings: Mapping[str, Value], spec: JobSpec) -> Job:
+def _app_of(settings: Mapping[str, Value]) -> App | None:
+    """The app of the settings; a mapping of functions says nothing of jobs."""
+    if settings["app"].value is None:
+        return None
+    from graphile_worker.app import App  # noqa: PLC0415
+    from graphile_worker.cli.run_worker import load  # noqa: PLC0415
+
+    try:
+        with redirect_stdout(sys.stderr):  # what a module prints is not what we print
+            found = load(settings, settings["app"].value)
+    except GraphileWorkerError as error:
+        why = str(error).rstrip(".")
+        raise click.ClickException(f"{why}. Nothing was added; --no-app adds it without the app.") from None
+    return found if isinstance(found, App) else None
+
+
+async def _add_by(app: App, task: str, payload: Any, options: Mapping[str, Any]) -> Job:
+    async with app:
+        return await app.add_job(task, payload, **options)
+
+
+async def _add(settings: Mapping[str, Value], task: str, payload: Any, options: Mapping[str, Any]) -> Job:
     async with queue_of(settings, reads=False) as utils:
-        return await utils.add_spec(spec)
+        return await utils.add_job(task, payload, **options)
 
 
 def _read_payload(given: str | None) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from graphile_worker.cli.flags import json_flag, queue_of, verb, yes_flag
+from graphile_worker.cli.flags import PRIORITY, json_flag, small_integer, verb, yes_flag
 from graphile_worker.cli.selection import selection_flags, taken_selection
 from graphile_worker.cli.times import Moment
 
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
     from graphile_worker.cli.settings import Value
 
-_SMALLINT = 2**15 - 1
-_PRIORITY = click.IntRange(-_SMALLINT - 1, _SMALLINT)
-_ATTEMPTS = click.IntRange(0, _SMALLINT)
 _dry_run = click.option("--dry-run", is_flag=True, help="Only tell how many jobs it is about.")
 
 
@@ -46,6 +43,8 @@ def _change(
     if name == "retry" and chosen.state is None and chosen.key is None:
         selection = selection._replace(filter=msgspec.structs.replace(chosen, state="failed"))
     change: Change = getattr(Change, name)(**values)
+    if words["do"] == "remove" and selection.only_key is not None:
+        change = Change.remove(selection.only_key)
     return asyncio.run(change_jobs(settings, selection, change, Words(**words), **arguments))
 
 
@@ -77,9 +76,9 @@ def fail(settings: Mapping[str, Value], reason: str | None, **arguments: Any) ->
 @verb("reschedule", "reschedule 42 --run-at 2h", "reschedule --queue mails --priority -10")
 @click.option("--run-at", type=Moment(), help="now, 90s, 5m, 2h, 1d, or 2030-01-31T12:00Z.")
 @click.option("--now", is_flag=True, help="The same as --run-at now.")
-@click.option("--priority", type=_PRIORITY, metavar="N", help="Lower runs first.")
-@click.option("--attempts", type=_ATTEMPTS, metavar="N", help="How often it was tried.")
-@click.option("--max-attempts", type=click.IntRange(1, _SMALLINT), metavar="N", help="How often to try it.")
+@click.option("--priority", type=PRIORITY, metavar="N", help="Lower runs first.")
+@click.option("--attempts", type=small_integer(0), metavar="N", help="How often it was tried.")
+@click.option("--max-attempts", type=small_integer(1), metavar="N", help="How often to try it.")
 @_bulk_flags
 def reschedule(
     settings: Mapping[str, Value],
@@ -116,8 +115,9 @@ def reschedule(
 def retry(settings: Mapping[str, Value], **arguments: Any) -> int:
     """Run failed jobs again: now, and with all their attempts.
 
-    By a filter it finds jobs that failed for good; with --state scheduled, or by id or key, also those
-    that wait for their next attempt. Jobs that run are left alone, and so are those that were not tried yet.
+    By a filter or --all it finds jobs that failed for good; with --state scheduled, or by id or key, also
+    those that wait for their next attempt. Jobs that run are left alone, and so are those that were not tried
+    yet.
     """
     return _change(
         settings,
@@ -137,31 +137,15 @@ def remove(settings: Mapping[str, Value], **arguments: Any) -> int:
 
     Jobs that run are left alone; but by --key alone, a job that runs loses its key and is not tried again.
     """
-    key = arguments["key"]
-    selection = taken_selection(dict(arguments)) if key else None
-    if selection is not None and [key] == [v for v in selection.filter.parts().values() if v is not None]:
-        return asyncio.run(_remove_by_key(settings, key, arguments))
-    return _change(settings, arguments, "complete", {}, do="remove", done="Removed")
-
-
-async def _remove_by_key(settings: Mapping[str, Value], key: str, arguments: Mapping[str, Any]) -> int:
-    from graphile_worker.cli.printing import print_object, tell  # noqa: PLC0415
-
-    async with queue_of(settings) as utils:
-        job = await (utils.get_job(key=key) if arguments["dry_run"] else utils.remove_job(key))
-    runs = job is not None and job.locked_at is not None
-    if arguments["as_json"]:
-        ids = [] if job is None else [job.id]
-        print_object({"changed": len(ids), "ids": ids, "runs": runs, "dry_run": arguments["dry_run"]})
-    elif job is None:
-        tell(f"There is no job with the key {key!r}.")
-    elif arguments["dry_run"]:
-        click.echo("This would remove 1 job.")
-    elif runs:
-        click.echo(f"Job {job.id} runs: it has lost its key, and will not be tried again.")
-    else:
-        click.echo(f"Removed 1 job: {job.id}.")
-    return 0 if job is not None else 1
+    return _change(
+        settings,
+        arguments,
+        "complete",
+        {},
+        do="remove",
+        done="Removed",
+        asked="{:,} runs: it has lost its key, and will not be tried again.",
+    )
 
 
 @verb("cancel", "cancel 42", "cancel --task export --state running --reason 'too many'")
@@ -182,4 +166,5 @@ def cancel(settings: Mapping[str, Value], reason: str, **arguments: Any) -> int:
         done="Cancelled",
         otherwise="has failed for good already",
         while_running="it could not be cancelled at this moment: try again",
+        asked="Asked for {:,} that run; workers of Node or Rust do not hear it.",
     )

@@ -24,7 +24,7 @@ from graphile_worker.cli import (
     transfer_jobs,
 )  # fmt: skip
 from graphile_worker.cli.exits import end_by
-from graphile_worker.cli.flags import CONTEXT, gathered, given, setting_flags
+from graphile_worker.cli.flags import CONTEXT, Integer, ending, gathered, given, setting_flags
 from graphile_worker.cli.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -42,8 +42,10 @@ HEADINGS = {
     "Workers": ("run", "dev", "init", "health", "workers", "unlock", "sweep", "cron"),
     "Jobs": ("add", "list", "show", "complete", "fail", "reschedule", "retry", "remove", "cancel"),
     "The queue": ("top", "stats", "queues", "cleanup", "migrate", "export", "import", "doctor"),
+    "This command": ("config", "completion"),
 }
-"""Under which heading of the help a command stands; others stand under the last."""
+"""Under which heading of the help a command stands."""
+_CODES = "; 57, a worker was told of a schema that this release does not know"
 
 
 def _actions(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,20 +106,17 @@ class Root(Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """By what they are about, with a line for each."""
-        named = {name for names in HEADINGS.values() for name in names}
-        others = [name for name in self.list_commands(ctx) if name not in named]
-        for heading, names in {**HEADINGS, "Others": others}.items():
+        for heading, names in HEADINGS.items():
             found = [(name, command) for name in names if (command := self.get_command(ctx, name))]
-            if found:
-                with formatter.section(heading):
-                    formatter.write_dl([(name, command.get_short_help_str(60)) for name, command in found])
+            with formatter.section(heading):
+                formatter.write_dl([(name, command.get_short_help_str(60)) for name, command in found])
 
 
 @click.group(
     cls=Root,
     invoke_without_command=True,
     context_settings=CONTEXT,
-    epilog="\b\nExample: graphile-worker -c postgresql://me@localhost/mine -j 10",
+    epilog=ending("graphile-worker -c postgresql://me@localhost/mine -j 10", codes=_CODES),
 )
 @_actions
 @setting_flags(of_run=True)
@@ -141,7 +140,9 @@ def root(ctx: click.Context, /, **_: Any) -> None:
             ctx.fail(f"{flag} is about running a worker; it does nothing with {verb}.")
 
 
-@root.command(context_settings=CONTEXT, epilog="\b\nExample: graphile-worker run myapp.jobs:app -j 10")
+@root.command(
+    context_settings=CONTEXT, epilog=ending("graphile-worker run myapp.jobs:app -j 10", codes=_CODES)
+)
 @_actions
 @setting_flags(of_run=True)
 @click.argument("tasks_of", metavar="[MODULE:APP]", required=False)
@@ -157,7 +158,7 @@ def run(ctx: click.Context, /, tasks_of: str | None, **_: Any) -> None:
 
 @root.command(
     context_settings=CONTEXT,
-    epilog="\b\nExamples:\n  graphile-worker dev\n  graphile-worker dev shop.jobs:app -j 5",
+    epilog=ending("graphile-worker dev", "graphile-worker dev shop.jobs:app -j 5", codes=_CODES),
 )
 @setting_flags(of_run=True)
 @click.argument("tasks_of", metavar="[MODULE:APP]", required=False)
@@ -173,7 +174,7 @@ def dev(ctx: click.Context, /, tasks_of: str | None, **_: Any) -> None:
     develop(gathered({**ctx.obj, **given(ctx)}), tasks_of)
 
 
-@root.command(context_settings=CONTEXT, epilog="\b\nExample: graphile-worker health --health 8080")
+@root.command(context_settings=CONTEXT, epilog=ending("graphile-worker health --health 8080"))
 @setting_flags(of_run=False, also=("health",))
 @click.option("--live", is_flag=True, help="Only whether they live, not whether they claim jobs.")
 @click.option("--any-host", is_flag=True, help="Workers of all machines, not only of this one.")
@@ -196,7 +197,7 @@ def health(ctx: click.Context, /, *, live: bool, any_host: bool, as_json: bool, 
     cls=Group,
     invoke_without_command=True,
     context_settings=CONTEXT,
-    epilog="\b\nExample: graphile-worker cron next '0 8 * * MON' --tz Europe/Paris",
+    epilog=ending("graphile-worker cron next '0 8 * * MON' --tz Europe/Paris"),
 )
 @setting_flags(of_run=False, also=("crontab",))
 @click.option("--app", "tasks_of", metavar="MODULE:APP", help="An app whose recurring tasks to show too.")
@@ -214,7 +215,7 @@ def cron(ctx: click.Context, /, *, tasks_of: str | None, as_json: bool, **_: Any
         print_schedules(settings, tasks_of or settings["app"].value, as_json=as_json)
 
 
-@cron.command("check", context_settings=CONTEXT, epilog="\b\nExample: graphile-worker cron check crontab")
+@cron.command("check", context_settings=CONTEXT, epilog=ending("graphile-worker cron check crontab"))
 @click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.pass_context
 def check_crontab(ctx: click.Context, paths: tuple[Path, ...]) -> None:
@@ -228,10 +229,10 @@ def check_crontab(ctx: click.Context, paths: tuple[Path, ...]) -> None:
         ctx.exit(1)
 
 
-@cron.command("next", context_settings=CONTEXT, epilog="\b\nExample: graphile-worker cron next '*/5 * * * *'")
+@cron.command("next", context_settings=CONTEXT, epilog=ending("graphile-worker cron next '*/5 * * * *'"))
 @click.argument("pattern")
 @click.option("--tz", metavar="ZONE", help="The time zone of the pattern, such as Europe/Paris.")
-@click.option("-n", "--count", metavar="N", type=click.IntRange(1, 1000), default=5, help="How many to show.")
+@click.option("-n", "--count", metavar="N", type=Integer(1, 1000), default=5, help="How many to show.")
 def next_runs(pattern: str, tz: str | None, count: int) -> None:
     """Tell when a pattern fits next."""
     from graphile_worker.cli.schedules import print_next  # noqa: PLC0415
@@ -239,7 +240,7 @@ def next_runs(pattern: str, tz: str | None, count: int) -> None:
     print_next(pattern, tz, count)
 
 
-@root.command(context_settings=CONTEXT, epilog="\b\nExample: graphile-worker config -j 10")
+@root.command(context_settings=CONTEXT, epilog=ending("graphile-worker config -j 10"))
 @setting_flags(of_run=True)
 @click.option("--json", "as_json", is_flag=True, help="An object.")
 @click.pass_context
@@ -252,12 +253,15 @@ def config(ctx: click.Context, /, *, as_json: bool, **_: Any) -> None:
 
 @root.command(
     context_settings=CONTEXT,
-    epilog='\b\nExample: eval "$(graphile-worker completion bash)" in ~/.bashrc',
+    epilog=ending('eval "$(graphile-worker completion bash)"'),
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print what makes a shell complete this command's flags."""
+    """Print what makes a shell complete this command's flags.
+
+    A line such as that of the example, in ~/.bashrc, is all that it takes.
+    """
     from click.shell_completion import get_completion_class  # noqa: PLC0415
 
     kind = get_completion_class(shell)

@@ -11,6 +11,7 @@ import click
 
 from graphile_worker.cli.flags import json_flag, verb
 from graphile_worker.cli.printing import as_json_text, clean
+from graphile_worker.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,5 +88,7 @@ def _wrapped(text: str, mark: str = "") -> str:
 
 def _summary(found: list[Finding]) -> str:
     levels = [finding.level.value for finding in found]
-    counts = [f"{levels.count(level)} {level}" for level in ("trouble", "warning", "note") if level in levels]
+    counts = [
+        counted(levels.count(level), level) for level in ("trouble", "warning", "note") if level in levels
+    ]
     return f"Found: {', '.join(counts)}" if counts else "All is well"

@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from graphile_worker.cli.settings import SETTINGS, Setting, gather
+from graphile_worker.job import SMALLINT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
     Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_EXIT_CODES = (
+    "Exit codes: 0, all is done; 1, something went wrong, or what was named is not there or could not be "
+    "changed; 2, the command line is wrong{}. Ended by a signal, it is 128 and its number for a shell."
+)
+_ENVIRONMENT = (
+    "Environment: DATABASE_URL names the database, or PGHOST and so on as for psql; GRAPHILE_WORKER_SCHEMA "
+    "and so on are the other settings. They can also stand in graphile-worker.toml or pyproject.toml; the "
+    "environment wins over that, and flags over both. graphile-worker config shows them."
+)
 _NAMES = {setting.name for setting in SETTINGS}
 _SHARED = {"config", *(setting.name for setting in SETTINGS if setting.for_all_verbs)}
 
@@ -71,6 +81,13 @@ def gathered(flags: Mapping[str, Any]) -> dict[str, Value]:
     return gather({name: value for name, value in flags.items() if name in _NAMES}, flags.get("config"))
 
 
+def ending(*examples: str, codes: str = "") -> str:
+    """What a help ends with: examples, and what holds for all verbs; `codes` are exit codes of its own."""
+    shown = "\n".join(f"  {example}" for example in examples)
+    heading = "Examples" if len(examples) > 1 else "Example"
+    return f"\b\n{heading}:\n{shown}\n\n{_EXIT_CODES.format(codes)}\n\n{_ENVIRONMENT}"
+
+
 def verb(
     name: str, *examples: str, also: Sequence[str] = ()
 ) -> Callable[[Callable[..., Any]], click.Command]:
@@ -91,9 +108,8 @@ def verb(
             own = {name: value for name, value in arguments.items() if name not in shared}
             ctx.exit(function(settings, **own) or 0)
 
-        shown = "\n".join(f"  graphile-worker {example}" for example in examples)
-        heading = "Examples" if len(examples) > 1 else "Example"
-        made = click.command(name, context_settings=CONTEXT, epilog=f"\b\n{heading}:\n{shown}")(
+        shown = ending(*(f"graphile-worker {example}" for example in examples))
+        made = click.command(name, context_settings=CONTEXT, epilog=shown)(
             setting_flags(of_run=False, also=also)(click.pass_context(call))
         )
         made.params.sort(key=lambda param: param.name in shared)
@@ -102,6 +118,18 @@ def verb(
     return decorate
 
 
+class Integer(click.IntRange):
+    """Some of them; what is none is told so."""
+
+    name = "integer"
+
+
+def small_integer(least: int) -> Integer:
+    """Integers from there on that a column of the jobs can have."""
+    return Integer(least, SMALLINT.stop - 1)
+
+
+PRIORITY = small_integer(SMALLINT.start)
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON: one document.")
 yes_flag = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphile_worker.cli import times
-from graphile_worker.cli.flags import json_flag, queue_of, verb
+from graphile_worker.cli.flags import Integer, json_flag, queue_of, verb
 from graphile_worker.cli.printing import (
     STATES,
     Column,
@@ -102,8 +102,8 @@ def _shown_columns(jobs: list[Job]) -> list[Column[Job]]:
 
 @verb("list", "list --task send_email --state failed", "list --json | jq '.[].payload'", "list --after 1042")
 @filter_flags
-@click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="How many; on a terminal 50.")
-@click.option("--after", type=click.IntRange(0), metavar="ID", help="Only ids above this: the next page.")
+@click.option("-n", "--limit", type=Integer(1), metavar="N", help="How many; on a terminal 50.")
+@click.option("--after", type=Integer(0), metavar="ID", help="Only ids above this: the next page.")
 @click.option("--ids", "only_ids", is_flag=True, help="Print nothing but ids, for other verbs to read.")
 @json_flag
 def list_jobs(

@@ -29,7 +29,9 @@ _PARTS = {
 
 
 @verb(
-    "unlock", "unlock pool-0123456789abcdef01", "workers --json | jq -r '.[].id' | graphile-worker unlock -"
+    "unlock",
+    "unlock pool-0123456789abcdef01",
+    "workers --json | jq -r '.[] | select(.lives | not).id' | graphile-worker unlock -",
 )
 @click.argument("workers", metavar="WORKER...", nargs=-1, required=True)
 @click.option("--force", is_flag=True, help="Also workers that live: what they run may run twice.")
@@ -139,7 +141,7 @@ async def _cleanup(
 
 async def _remove_failed(utils: WorkerUtils, *, yes: bool) -> int | None:
     """How many jobs were removed; None if they are not to be."""
-    from graphile_worker.cli.bulk import Words, confirmed, tell_interrupted, work_through  # noqa: PLC0415
+    from graphile_worker.cli.bulk import Progress, Words, confirmed, work_through  # noqa: PLC0415
     from graphile_worker.many_jobs import Change, JobFilter  # noqa: PLC0415
 
     change, failed = Change.complete(), JobFilter(state="failed")
@@ -148,11 +150,10 @@ async def _remove_failed(utils: WorkerUtils, *, yes: bool) -> int | None:
         f"This would remove {counted(total, 'job')} that failed for good.", yes=yes
     ):
         return None
+    progress = Progress(total)
     words = Words(do="remove", done="Removed")
-    progress = await work_through(utils.many.change(change, failed), total, words)
-    if progress.interrupted:
-        tell_interrupted(progress)
-        raise click.Abort
+    await work_through(utils.many.change(change, failed), progress, words)
+    progress.insist_on_the_end()
     return len(progress.changed)
 
 

@@ -61,7 +61,9 @@ def filter_flags(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def selection_flags(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same, with ids in place of a filter."""
-    function = click.option("--all", "all_jobs", is_flag=True, help="All jobs, whatever they are.")(function)
+    function = click.option("--all", "all_jobs", is_flag=True, help="All jobs that it can be done with.")(
+        function
+    )
     function = filter_flags(function)
     function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    {_HOW}\n"
     return click.argument("ids", metavar="[ID]...", nargs=-1)(function)

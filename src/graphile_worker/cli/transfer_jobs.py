@@ -6,6 +6,7 @@ import asyncio
 import sys
 from contextlib import aclosing, contextmanager
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
@@ -21,12 +22,15 @@ if TYPE_CHECKING:
     from graphile_worker.cli.settings import Value
     from graphile_worker.many_jobs import JobFilter
 
+_PERMISSIONS = 0o777
+
 
 @verb("export", "export > jobs.jsonl", "export --state failed --output failed.jsonl")
 @filter_flags
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False), default="-", metavar="FILE", help="Where to write."
 )
+@click.option("--json", is_flag=True, expose_value=False, help="It is JSON anyway: a line a job.")
 def export_jobs(settings: Mapping[str, Value], *, output: str, **arguments: Any) -> None:
     """Write jobs as JSON, a line each, for import.
 
@@ -66,13 +70,18 @@ def import_jobs(settings: Mapping[str, Value], *, file: BinaryIO, new_ids: bool,
 
 
 async def _import(settings: Mapping[str, Value], file: BinaryIO, *, new_ids: bool, as_json: bool) -> None:
-    count = 0
+    count, is_all = 0, False
     async with queue_of(settings) as utils:
-        with _counter("Import jobs") as show:
-            async with aclosing(utils.many.import_lines(file, new_ids=new_ids)) as steps:
-                async for step in steps:
-                    count = step.jobs
-                    show(count)
+        try:
+            with _counter("Import jobs") as show:
+                async with aclosing(utils.many.import_lines(file, new_ids=new_ids)) as steps:
+                    async for step in steps:
+                        count, is_all = step
+                        show(count)
+        except asyncio.CancelledError:  # Ctrl-C
+            what = "whether they were imported is not known" if is_all else "nothing was imported"
+            tell(f"Interrupted: {what}.")
+            raise
     if as_json:
         print_object({"imported": count})
     else:
@@ -81,19 +90,31 @@ async def _import(settings: Mapping[str, Value], file: BinaryIO, *, new_ids: boo
 
 @contextmanager
 def _whole(path: str) -> Iterator[BinaryIO]:
-    """A file that has its name when all is in it, and not before."""
+    """A file that has its name when all is in it, and not before; but a pipe or a device is written to."""
     if path == "-":
         yield sys.stdout.buffer
         return
-    part = Path(f"{path}.part")
+    target = Path(path)
     try:
-        with part.open("wb") as file:
-            yield file
-        part.replace(path)
+        if target.exists() and not target.is_file():
+            with target.open("wb") as file:
+                yield file
+            return
+        target = target.resolve()  # a link stays one, and what it leads to is written anew
+        # A name of its own, for others may be writing the same file; beside it, so that it can be renamed.
+        part = target.with_name(f"{target.name}.{token_hex(4)}.part")
+        try:
+            with part.open("xb") as file:
+                yield file
+            if target.exists():
+                part.chmod(target.stat().st_mode & _PERMISSIONS)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as error:
         raise click.ClickException(f"{path} cannot be written: {error.strerror}.") from None
     except BaseException:
-        tell(f"{path} was not written; what there is of it is in {part}.")
+        tell(f"{path} was not written.")
         raise
 
 

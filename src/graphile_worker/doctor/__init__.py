@@ -80,7 +80,6 @@ async def examine(
             schema=Schema(schema),
             listens=listen,
             prepares=prepared_statements,
-            has_detour=listen_dsn is not None,
             limits=limits or Limits(),
             clock=clock,
         )
@@ -108,8 +107,13 @@ async def _made(check: Check, subject: Subject) -> list[Finding]:
     except SchemaMissingError:
         return [_unseen(check, "Something of the schema is missing.")]
     except GraphileWorkerError as error:
-        return [Finding(check=check.name, level=Level.WARNING, says=f"Could not look: {error}")]
+        return [_failed(check, error)]
     return found if isinstance(found, list) else [found]
+
+
+def _failed(check: Check, error: GraphileWorkerError) -> Finding:
+    advice = "Examine it again. If that stays, mend what the other findings say, and see the server's log."
+    return Finding(check=check.name, level=Level.WARNING, says=f"Could not look: {error}", advice=advice)
 
 
 def _unseen(check: Check, why: str) -> Finding:

@@ -23,11 +23,6 @@ class Level(StrEnum):
     TROUBLE = "trouble"
     """Something does not work."""
 
-    @property
-    def rank(self) -> int:
-        """The higher the worse."""
-        return list(Level).index(self)
-
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that was looked at."""

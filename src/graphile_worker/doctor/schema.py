@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from graphile_worker._db import contract, symptoms
+from graphile_worker._db import contract, migrate, symptoms
 from graphile_worker._db.sql import quote_identifier
 from graphile_worker._db.steps import REVISION
 from graphile_worker.doctor.finding import Finding, Level
+from graphile_worker.errors import SchemaError, SchemaMissingError
 from graphile_worker.wording import some
 
 if TYPE_CHECKING:
@@ -68,38 +69,55 @@ def _mend(rights: Rights, role: str, subject: Subject) -> str:
             f"{role} is a member of {rights.owner}, but does not inherit its rights. Let an administrator "
             f"run: alter role {whom} inherit; grant {owner} to {whom};"
         )
+    schema = subject.schema.quoted
+    granted = (
+        f"grant usage on schema {schema} to {whom}; grant select, insert, update, delete on all tables in "
+        f"schema {schema} to {whom}; grant execute on all functions in schema {schema} to {whom};"
+    )
     if rights.passes_row_security:
-        schema = subject.schema.quoted
-        return (
-            f"Let {rights.owner} run: grant usage on schema {schema} to {whom}; grant select, insert, "
-            f"update, delete on all tables in schema {schema} to {whom}; grant execute on all functions in "
-            f"schema {schema} to {whom};"
-        )
+        return f"Let {rights.owner} run: {granted}"
     # Row level security without a policy: whatever is granted, only the owner and its members see rows.
+    if rights.owner_is_superuser:
+        return (
+            f"The owner, {rights.owner}, is a superuser, of whom nobody should be a member. Let a role "
+            "without such rights own the schema and all that is in it; or, as an administrator, "
+            f"run: alter role {whom} bypassrls; {granted}"
+        )
     return f"Let an administrator run: grant {owner} to {whom};"
 
 
 async def check_schema(subject: Subject) -> list[Finding]:
     """Whether each object is there, and is what it is to be."""
-    found = await subject.look(lambda on: symptoms.read_revisions(on, subject.schema))
-    details = {"revision": found.graphile, "own_revision": found.own}
+    try:
+        found = await subject.look(lambda on: migrate.inspect_schema(on, subject.schema))
+    except SchemaMissingError:
+        raise
+    except SchemaError as error:  # a table of somebody else's has the ledger's name
+        return [Finding(check="schema", level=Level.TROUBLE, says=str(error))]
+    details = {"revision": found.revision, "own_revision": found.own_revision}
+    own, refusal = contract.own_revision(), migrate.refusal(found, subject.schema)
     says, advice, level = "", None, Level.OK
-    if found.graphile is None:
+    if refusal is not None:  # no worker starts, and migrate says the same
+        level, says, advice = Level.TROUBLE, refusal.why, refusal.remedy
+    elif found.revision is None:
         says, level = f"The schema {subject.schema.name!r} is not installed", Level.TROUBLE
         advice = f"Install it: {_INSTALL}. A worker does so when it starts."
-    elif found.graphile < REVISION or (found.own or 0) < contract.own_revision():
-        says = f"The schema is at revision {found.graphile} of Graphile Worker, and {found.own or 0} of ours"
-        says += f"; this release has {REVISION} and {contract.own_revision()}"
+    elif not found.complete:
+        says = (
+            f"The schema is at revision {found.revision} of Graphile Worker, and {found.own_revision} of ours"
+        )
+        says += f"; this release has {REVISION} and {own}"
         level, advice = Level.WARNING, f"Complete it: {_INSTALL}. A worker does so when it starts."
-    elif found.graphile > REVISION or (found.own or 0) > contract.own_revision():
-        says = f"The schema is at revision {found.graphile} and {found.own}, newer than this release knows"
+    elif found.revision > REVISION or found.own_revision > own:
+        says = f"The schema is at revision {found.revision} and {found.own_revision}"
+        says += ", newer than this release knows"
         level, advice = Level.WARNING, "Upgrade graphile-worker."
     if says:  # there is nothing that it could be compared with
         return [Finding(check="schema", level=level, says=says, advice=advice, details=details)]
     objects = await subject.look(lambda on: symptoms.describe_schema(on, subject.schema))
     drift = contract.differences(objects)
     if not drift:
-        says = f"Revision {found.graphile}, with nothing missing or changed"
+        says = f"Revision {found.revision}, with nothing missing or changed"
         return [Finding(check="schema", level=Level.OK, says=says, details=details)]
     return [_differs(one, subject.schema) for one in drift]
 

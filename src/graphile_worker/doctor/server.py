@@ -11,13 +11,13 @@ from graphile_worker._db import exchange, symptoms, workers
 from graphile_worker._db.failures import translated
 from graphile_worker._db.listen import listening
 from graphile_worker.doctor.finding import Finding, Level
+from graphile_worker.errors import DatabaseError
 from graphile_worker.wording import counted
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
     from graphile_worker.doctor.subject import Subject
-    from graphile_worker.errors import DatabaseError
 
 _OLDEST_SERVER = 12
 _SAMPLES = 5
@@ -74,7 +74,17 @@ async def check_notifications(subject: Subject) -> Finding:
     """Whether LISTEN hears what NOTIFY says."""
     if not subject.listens:
         return Finding(check="notifications", level=Level.OK, says="Workers are told not to listen, and poll")
-    if not await _hears(subject):
+    try:
+        hears = await _hears(subject)
+    except DatabaseError as error:
+        return Finding(
+            check="notifications",
+            level=Level.WARNING,
+            says=f"Workers cannot listen: {error}",
+            advice="Mend that connection (--listen-connection, listen_dsn), or pass --no-listen. "
+            "Until then new jobs wait until a worker polls.",
+        )
+    if not hears:
         return Finding(
             check="notifications",
             level=Level.WARNING,

@@ -47,8 +47,6 @@ class Subject:
     listens: bool
     prepares: bool
     """Whether workers are to use prepared statements."""
-    has_detour: bool
-    """Whether notifications are to be heard on another connection."""
     limits: Limits = field(default_factory=Limits)
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     server: Server | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from typing import TYPE_CHECKING
 
 from graphile_worker._db import queries, symptoms, workers
@@ -37,7 +38,7 @@ async def check_queues(subject: Subject) -> list[Finding]:
     findings = []
     for queue in stuck:
         worker = known.get(queue.locked_by or "")
-        advice = f"It is freed when it is four hours old. Now: graphile-worker unlock {queue.locked_by}"
+        advice = f"It is freed when it is four hours old. Now: {_unlock(queue.locked_by)}"
         if worker is not None and worker.lives:
             advice = (
                 f"Its worker lives, so do not unlock it: restart {worker.name}, and others free the queue."
@@ -49,11 +50,16 @@ async def check_queues(subject: Subject) -> list[Finding]:
                 level=Level.TROUBLE if queue.waiting else Level.WARNING,
                 says=f"The queue {queue.name!r} has been locked by {queue.locked_by} for "
                 f"{lasting(queue.seconds)}, and none of its jobs runs; {waiting} for it",
-                advice=advice + " Whoever deletes rows of running jobs by hand causes this.",
+                advice=f"Whoever deletes rows of running jobs by hand causes this. {advice}",
                 details=queue._asdict(),
             )
         )
     return findings
+
+
+def _unlock(worker: str | None) -> str:
+    """The command; it stands at the end of an advice, so that nothing else is taken for a part of it."""
+    return f"graphile-worker unlock {shlex.quote(worker or '')}"
 
 
 async def check_locks(subject: Subject) -> list[Finding]:
@@ -78,7 +84,7 @@ async def check_locks(subject: Subject) -> list[Finding]:
 def _judge(locks: Locks, worker: WorkerInfo | None, anybody: bool, patience: float) -> Finding | None:
     holds = f"{counted(locks.jobs, 'job')} and {counted(locks.queues, 'queue')}"
     who = worker.name if worker else str(locks.locked_by)
-    unlock = f"graphile-worker unlock {locks.locked_by}"
+    unlock = _unlock(locks.locked_by)
     if worker is not None and worker.lives:
         return None
     if worker is not None and worker.lease is not None:

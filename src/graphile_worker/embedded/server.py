@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # pg_ctl puts the path between double quotes of a shell; a list of socket folders is split at commas.
 _UNFIT = frozenset('"$`\\\n\0,')
+_GITIGNORE = ".gitignore"
 _START_LOCK, _USERS_LOCK, _WATCHER_LOCK = "start.lock", "users.lock", "watcher.lock"
 
 
@@ -83,6 +84,7 @@ class EmbeddedPostgres:
         self._check_folder()
         with ExitStack() as locks:
             locks.enter_context(self._lock(_START_LOCK, fcntl.LOCK_EX))
+            self._hide_from_git()
             # Waits here for a watcher that is just stopping the server.
             users = locks.enter_context(self._lock(_USERS_LOCK, fcntl.LOCK_SH))
             cluster = Cluster(self.path, self._binaries.reachable_by(self._user), self._user)
@@ -179,6 +181,11 @@ class EmbeddedPostgres:
             yield descriptor
         finally:
             os.close(descriptor)
+
+    def _hide_from_git(self) -> None:
+        """A database is nothing to commit, in whatever repository its folder is."""
+        with suppress(OSError), (self.path / _GITIGNORE).open("x") as file:
+            file.write("*\n")
 
     def _ensure_watcher(self, cluster: Cluster) -> None:
         with (

@@ -34,9 +34,12 @@ with request as (
 ), told as (
   select pg_notify($3, $4) from requested limit 1
 )
-select id, 'cancelled' as answer from cancelled
+select id, 'cancelled' as answer, false as runs from cancelled
 union all
-select job_id, 'requested' from requested, told;
+select job_id, 'requested', (
+    select job.locked_at is not null from {schema}._private_jobs as job where job.id = requested.job_id
+  )
+from requested, told;
 
 -- name: settle
 -- What was asked for is done to jobs that nobody runs any more, and forgotten where there is nothing left to do.

@@ -20,6 +20,8 @@ select clock_timestamp();
 select
   namespace.oid is not null as schema_exists,
   pg_get_userbyid(namespace.nspowner)::text as owner,
+  coalesce((select role.rolsuper from pg_catalog.pg_roles as role where role.oid = namespace.nspowner), false)
+    as owner_is_superuser,
   coalesce(pg_has_role(namespace.nspowner, 'usage'), false) as acts_as_owner,
   coalesce(pg_has_role(namespace.nspowner, 'member'), false) as is_member,
   coalesce(has_schema_privilege(namespace.oid, 'usage'), false) as may_use_schema,

@@ -235,6 +235,10 @@ select set_config('enable_sort', 'off', true);
 -- name: complete_many
 select id from {schema}.complete_jobs($1::bigint[]);
 
+-- name: remove_many
+-- The one job with the key; one that runs has lost it.
+select id, key is null as runs from {schema}.remove_job($2) as job where job.id = any ($1::bigint[]);
+
 -- name: fail_many
 select id from {schema}.permanently_fail_jobs($1::bigint[], $2);
 
