@@ -81,7 +81,7 @@ class Desk:
         self,
         crontab: str | list[CronItem],
         *,
-        clock: SetClock | None = None,
+        clock: Clock | None = None,
         heard: Heard | None = None,
         session: Session | None = None,
     ) -> Scheduler:
@@ -672,6 +672,53 @@ class TestUnderAWorker:
         ):
             started = await heard.until("cron:started")
         assert abs(started.start - datetime.now(UTC) - (3 * DAY if local else 0 * DAY)) < HOUR
+
+    async def test_a_step_of_the_machines_clock_adds_no_minute_before_its_time(
+        self, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stepped = timedelta(0)
+
+        class Stepped(datetime):
+            @classmethod
+            def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+                return datetime.now(tz) + stepped
+
+        monkeypatch.setattr(clock, "datetime", Stepped)
+        scheduler = desk.scheduler("* * * * * t", clock=Clock(local=False))
+        await scheduler.tick()
+        stepped = HOUR
+        await scheduler.tick()
+        assert not [at for at in await desk.times() if at > datetime.now(UTC)]
+        assert scheduler._next is not None
+        assert scheduler._next < datetime.now(UTC) + 2 * MINUTE
+
+    async def test_the_database_is_asked_for_the_time_before_a_minute_is_had(self, desk: Desk) -> None:
+        """After a failover, say, to a server whose clock is behind."""
+        estimate = Clock(local=False)
+        scheduler = desk.scheduler("* * * * * t", clock=estimate)
+        await scheduler.tick()
+        estimate.observe(datetime.now(UTC) + HOUR)
+        assert await scheduler.tick() <= 10
+        assert not [at for at in await desk.times() if at > datetime.now(UTC)]
+
+    async def test_with_the_machines_time_its_clock_counts(
+        self, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ahead = 3 * DAY
+
+        class Ahead(datetime):
+            @classmethod
+            def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+                return datetime.now(tz) + ahead
+
+        monkeypatch.setattr(clock, "datetime", Ahead)
+        scheduler = desk.scheduler("* * * * * t", clock=Clock(local=True))
+        await scheduler.tick()
+        ahead += 2 * MINUTE
+        await scheduler.tick()
+        times = await desk.times()
+        assert len(times) >= 2
+        assert min(times) > datetime.now(UTC) + 2 * DAY
 
     async def test_never_under_run_once(self, database: str, db: asyncpg.Connection) -> None:
         app = App(database)

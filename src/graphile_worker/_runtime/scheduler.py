@@ -179,6 +179,8 @@ class Scheduler(Service):
     async def _catch_up(self, first: datetime) -> None:
         """Add the jobs of all minutes that have come; most of the time of one."""
         now = self._clock.now()
+        if now >= first:
+            now = await self._asked_now()
         last = now.replace(second=0, microsecond=0)
         if now < first:
             if self._awaited == first and first - now > _HARDLY_EARLY:
@@ -208,6 +210,15 @@ class Scheduler(Service):
                 self._next = max(first, chunk[-1].minute)  # some items of it may be in the next chunk
         self._owed = dict(self._refused)
         self._next = max(first, last + _MINUTE)
+
+    async def _asked_now(self) -> datetime:
+        """What time it is, and no estimate: a minute that was had too early is gone when it comes."""
+        if not self._clock.local:
+            schema = self._session.schema
+            self._clock.observe(
+                await self._session.call(lambda on: database.read_time(on, schema), attempts=1)
+            )
+        return self._clock.now()
 
     def _since(self, place: int, first: datetime, last: datetime) -> datetime:
         """The first minute that an item is to have."""
