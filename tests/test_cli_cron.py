@@ -121,7 +121,7 @@ class TestChecking:
         assert done.stderr.splitlines() == [
             "bad:1:1: the minute '60' is too large; expected 0 to 59",
             "bad:2:14: there is no option 'maxx'; did you mean 'max'?",
-            "The cron item 'a': max_attempts is 0; it must be from 1 to 32767.",
+            "worse:1:14: the option 'max' cannot be used: max_attempts is 0; it must be from 1 to 32767",
             "The crontab 'missing' cannot be read: [Errno 2] No such file or directory: 'missing'.",
         ]
 

@@ -23,7 +23,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from graphile_worker._runtime.handlers import read_handlers
-from graphile_worker.cron import CronItem, parse_cron_items, parse_crontab
+from graphile_worker.cron import CronItem, parse_cron_items
+from graphile_worker.cron.crontab import read_crontab
 from graphile_worker.decorator import task
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.executable import Executable
@@ -91,7 +92,7 @@ def load_crontab(path: str | os.PathLike[str]) -> list[CronItem]:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"The crontab {str(path)!r} cannot be read: {error}.") from error
-    return parse_crontab(text, strict=None, source=str(path))
+    return read_crontab(text, source=str(path))
 
 
 def check_one_crontab(*given: object) -> None:
@@ -106,7 +107,7 @@ def load_cron_items(
     """The items, which are given as one of the three, or not at all."""
     check_one_crontab(crontab, crontab_file, cron_items)
     if crontab is not None:
-        return parse_cron_items(parse_crontab(crontab, strict=None))
+        return parse_cron_items(read_crontab(crontab))
     if crontab_file is not None:
         return parse_cron_items(load_crontab(crontab_file))
     return parse_cron_items(cron_items or ())
