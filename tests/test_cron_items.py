@@ -6,7 +6,9 @@ import json
 import pickle
 from dataclasses import FrozenInstanceError, dataclass, replace
 from datetime import UTC, datetime, time, timedelta
+from itertools import islice
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -40,6 +42,17 @@ class TestItems:
         item = CronItem("t", "0 8 * * MON", tz="Europe/Paris", payload={"a": 1}, fill="1h")
         assert pickle.loads(pickle.dumps(item)) == item
 
+    def test_a_time_zone_may_be_the_thing_itself(self) -> None:
+        assert CronItem("t", EVERY_MINUTE, tz=ZoneInfo("Europe/Paris")) == CronItem(
+            "t", EVERY_MINUTE, tz="Europe/Paris"
+        )
+
+    def test_it_tells_of_the_future_for_as_long_as_dates_go(self) -> None:
+        leap = list(islice(CronItem("t", "0 0 29 2 *").occurrences(AT), 50))
+        assert (leap[0].year, leap[-1].year) == (2032, 2236)
+        assert list(CronItem("t", "0 0 31 2 *").occurrences(AT)) == []
+        assert len(list(CronItem("t", "@yearly").occurrences(AT))) == 9999 - 2030
+
     def test_a_backfill_may_be_a_phrase(self) -> None:
         assert CronItem("t", EVERY_MINUTE, fill="1h30m").backfill == timedelta(minutes=90)
         with pytest.raises(ConfigurationError, match="backfill and fill, which mean the same"):
@@ -58,6 +71,8 @@ class TestItems:
             ({"task": "t", "match": 5}, r"match=5; it must be a pattern, or a function of a datetime"),
             ({"task": "t", "match": lambda: True}, r"it must be a pattern, or a function of a datetime"),
             ({"task": "t", "match": EVERY_MINUTE, "tz": "Mars"}, r"'t': There is no time zone 'Mars'"),
+            ({"task": "t", "match": EVERY_MINUTE, "tz": UTC}, r"'t': The time zone .* must be a name, such"),
+            ({"task": "t", "match": EVERY_MINUTE, "tz": 5}, r"'t': The time zone 5 must be a name, such as"),
             (
                 {"task": "t", "match": EVERY_MINUTE, "backfill": "soon"},
                 r"A backfill of 'soon' is not understood",

@@ -8,6 +8,7 @@ In place of a folder a single module, ``tasks.py``, may have many.
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _NOT_IN_A_NAME = re.compile(r"\W")
-_OURS = str(Path(__file__).parent)
+_NEVER_THE_PLACE = ("<", str(Path(__file__).parent), functools.__file__)
+"""Where a file of the user's called us, a property or what has no file, is the place of an error."""
 logger = logging.getLogger("graphile_worker")
 
 
@@ -334,9 +336,7 @@ def _place(error: BaseException, file: Path) -> str:
     """Where in the file it went wrong."""
     frames = traceback.extract_tb(error.__traceback__)
     places = [
-        (frame.filename, frame.lineno)
-        for frame in frames
-        if not frame.filename.startswith(("<frozen ", _OURS))  # where the user's file called us is the place
+        (frame.filename, frame.lineno) for frame in frames if not frame.filename.startswith(_NEVER_THE_PLACE)
     ]
     if isinstance(error, SyntaxError) and error.filename:
         places.append((error.filename, error.lineno))

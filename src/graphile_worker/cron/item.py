@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 from hashlib import sha256
 from itertools import takewhile
 from typing import Any, Literal, TypeAlias
+from zoneinfo import ZoneInfo
 
 from graphile_worker.cron.expression import Pattern, integer, parse_pattern
 from graphile_worker.cron.schedule import as_minute, fires, occurrences, zone_of
@@ -43,7 +44,8 @@ class CronItem:
         priority: As for any job.
         job_key: As for any job: the next run replaces one that has not begun.
         job_key_mode: As for any job.
-        tz: The time zone of the pattern, such as ``"Europe/Paris"``; by default UTC.
+        tz: The time zone of the pattern, such as ``"Europe/Paris"``, or the `ZoneInfo` of that name; by
+            default UTC.
         overlap: ``"skip"`` to add no job while the one before is waiting or running.
         flags: As for any job.
         pattern: Another name of `match`.
@@ -72,7 +74,7 @@ class CronItem:
     priority: int | None = None
     job_key: str | None = None
     job_key_mode: JobKeyMode | str | None = None
-    tz: str | None = None
+    tz: str | ZoneInfo | None = None
     overlap: Overlap = "allow"
     flags: Iterable[str] | None = None
     pattern: InitVar[str | Predicate | None] = None
@@ -96,6 +98,8 @@ class CronItem:
             raise ConfigurationError(
                 f"{self} has overlap='skip', which needs the job's key for itself, and job_key too. Give one."
             )
+        if isinstance(self.tz, ZoneInfo) and self.tz.key:
+            self._set("tz", self.tz.key)
         _ = self._match, self._zone  # they raise
 
     def _read_mode(self) -> JobKeyMode | None:
@@ -184,8 +188,13 @@ class CronItem:
         """
         return next(occurrences(self._match, self._zone, as_minute(moment)), None)
 
-    def occurrences(self, after: datetime, until: datetime) -> Iterator[datetime]:
+    def occurrences(self, after: datetime, until: datetime | None = None) -> Iterator[datetime]:
         """All minutes after the one, up to the other and including it, at which jobs are to be added, in UTC.
+
+        Args:
+            after: Without a time zone it is taken for UTC.
+            until: By default there is no end, but that of all dates; or, of a function of the caller's, a
+                year in which it was never true.
 
         Example:
             >>> from datetime import UTC, datetime
@@ -194,6 +203,8 @@ class CronItem:
             >>> [at.hour for at in item.occurrences(datetime(2030, 1, 1), datetime(2030, 1, 2))]
             [8, 16, 0]
         """
+        if until is None:
+            return occurrences(self._match, self._zone, as_minute(after))
         last = as_minute(until)
         return takewhile(lambda at: at <= last, occurrences(self._match, self._zone, as_minute(after), last))
 
