@@ -38,6 +38,9 @@ class TestItems:
             item.task = "u"  # type: ignore[misc]
         assert replace(item, task="u") == CronItem("u", EVERY_MINUTE, identifier="i")
 
+    def test_equal_ones_have_the_same_hash_whatever_the_payload(self) -> None:
+        assert len({CronItem("t", EVERY_MINUTE, payload={"a": [1]}) for _ in range(2)}) == 1
+
     def test_it_can_be_sent_to_another_process(self) -> None:
         item = CronItem("t", "0 8 * * MON", tz="Europe/Paris", payload={"a": 1}, fill="1h")
         assert pickle.loads(pickle.dumps(item)) == item
@@ -170,6 +173,13 @@ class TestPhrases:
     def test_weeks_days_hours_minutes_and_seconds(self, phrase: str, minutes: int) -> None:
         assert parse_fill(phrase) == timedelta(minutes=minutes)
 
+    def test_seconds(self) -> None:
+        assert CronItem("t", EVERY_MINUTE, fill=7200).backfill == timedelta(hours=2)
+        assert parse_fill(0.5) == timedelta(milliseconds=500)
+        for wrong in (-1, True, float("nan"), float("inf")):
+            with pytest.raises(ConfigurationError, match=r"must be seconds, a timedelta, or a phrase"):
+                parse_fill(wrong)
+
     def test_beyond_all_dates_is_far_enough(self) -> None:
         assert parse_fill("99999999999999999w").days == 999_999_999
 
@@ -217,6 +227,10 @@ class TestTheBuilder:
             (Cron.weekly, {"on": "m"}, "on is 'm'"),
             (Cron.weekly, {"on": 8}, "on is 8; it must be a number from 0 to 7"),
             (Cron.weekly, {"on": []}, "needs a day"),
+            (Cron.weekly, {"on": None}, "on is None; it must be a number from 0 to 7"),
+            (Cron.weekly, {"on": [None]}, "on is None; it must be a number from 0 to 7"),
+            (Cron.yearly, {"month": 2, "on": 30}, "on is 30; it must be a number from 1 to 29"),
+            (Cron.yearly, {"month": "apr", "on": 31}, "on is 31; it must be a number from 1 to 30"),
             (Cron.monthly, {"on": 0}, "on is 0; it must be a number from 1 to 31"),
             (Cron.yearly, {"month": 13}, "month is 13; it must be a number from 1 to 12"),
             (Cron.yearly, {"month": "smarch"}, "month is 'smarch'"),

@@ -412,6 +412,10 @@ class TestWriting:
             (CronItem("t", "* * * * *", queue_name="a b"), "queue_name='a b' is not possible there"),
             (CronItem("t", "* * * * *", job_key="a\nb"), "job_key="),
             (CronItem("t", "* * * * *", backfill=timedelta(seconds=0.5)), "has fractions of a second"),
+            (
+                CronItem("t", "* * * * *", payload={"a": [2**53 + 1]}),
+                "a number of more digits than JavaScript",
+            ),
         ],
     )
     def test_what_a_crontab_cannot_say_is_refused(self, item: CronItem, why: str) -> None:

@@ -551,9 +551,13 @@ class TestOverlap:
     async def test_one_that_failed_for_good_is_not_in_the_way(self, desk: Desk) -> None:
         scheduler = desk.scheduler(self.items())
         await desk.at(scheduler, NEW_YEAR)
-        await desk.db.execute("update graphile_worker._private_jobs set attempts = max_attempts")
+        await desk.db.execute(
+            "update graphile_worker._private_jobs set attempts = max_attempts, last_error = 'oh no'"
+        )
         await desk.at(scheduler, NEW_YEAR + MINUTE)
         assert await desk.times() == [NEW_YEAR, NEW_YEAR + MINUTE]
+        failed = "select last_error from graphile_worker._private_jobs where attempts = max_attempts"
+        assert await desk.db.fetchval(failed) == "oh no", "it stays to be looked at"
 
     async def test_of_what_is_caught_up_with_there_is_one(self, desk: Desk) -> None:
         scheduler = desk.scheduler([*self.items(), CronItem("u", "* * * * *")])
@@ -655,6 +659,19 @@ class TestUnderAWorker:
         await desk.at(scheduler, NEW_YEAR)
         await desk.at(scheduler, NEW_YEAR + 5 * MINUTE)
         assert await desk.times() == [NEW_YEAR + n * MINUTE for n in (0, 1, 3, 4, 5)]
+
+    async def test_a_function_that_always_fails_is_told_of_once_however_many_minutes_there_are(
+        self, desk: Desk, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def broken(_at: datetime) -> bool:
+            raise ValueError("oh no")
+
+        await desk.know("t", since=NEW_YEAR)
+        await desk.at(
+            desk.scheduler([CronItem("t", broken, fill="1d")]), NEW_YEAR + DAY + timedelta(seconds=1)
+        )
+        [said] = [record.message for record in caplog.records if "cannot say" in record.message]
+        assert said == "The cron item 't' cannot say when it is due, so of 1,440 minutes it has no job: oh no"
 
     @pytest.mark.parametrize("local", [False, True])
     async def test_the_time_is_the_databases_unless_told_otherwise(

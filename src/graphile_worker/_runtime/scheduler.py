@@ -18,7 +18,7 @@ from graphile_worker._db.crontabs import Due
 from graphile_worker._db.failures import is_about_content
 from graphile_worker._runtime.service import Service, pause_after
 from graphile_worker.errors import DatabaseError, GraphileWorkerError
-from graphile_worker.wording import some
+from graphile_worker.wording import counted, some
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
@@ -235,13 +235,23 @@ class Scheduler(Service):
         if isinstance(item.match, str) and last - first > _SHORT:
             yield from item.occurrences(first - _MINUTE, last)
             return
+        failures = 0
+        why: Exception | None = None
         while first <= last:  # as a rule it is one minute, or a few, and then to ask for each is faster
             try:
-                if item.matches(first):
+                is_due = item.matches(first)
+            except Exception as error:  # noqa: BLE001 - a function of the user's: others are not to suffer
+                failures, why = failures + 1, why or error
+            else:
+                if is_due:
                     yield first
-            except Exception:  # a function of the user's: other items and minutes are not to suffer from it
-                self.logger.exception("The cron item %r cannot say when it is due", item.identifier)
             first += _MINUTE
+        if failures:
+            self.logger.error(
+                "The cron item %r cannot say when it is due, so of %s it has no job: %s",
+                *(item.identifier, counted(failures, "minute"), why),
+                exc_info=why,
+            )
 
     def _not_refused(self, chunk: list[Due]) -> list[Due]:
         return [due for due in chunk if due.place not in self._refused]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from calendar import monthrange
+from collections.abc import Iterable
 from datetime import time
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -9,9 +11,10 @@ from graphile_worker.cron.expression import FIELDS, MONTHS, SHORT, WEEKDAYS
 from graphile_worker.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 Weekday: TypeAlias = int | str
+_LEAP_YEAR = 2000
 _MINUTE, _HOUR, _DAY, _MONTH, _WEEKDAY = FIELDS
 
 
@@ -64,7 +67,7 @@ class Cron:
     @staticmethod
     def weekly(*, on: Weekday | Iterable[Weekday] = "sunday", at: str | time = "00:00") -> str:
         """On that day of each week, or on those; a name, or a number: 0 is Sunday."""
-        days = [on] if isinstance(on, int | str) else list(on)
+        days = list(on) if isinstance(on, Iterable) and not isinstance(on, str) else [on]
         if not days:
             raise ConfigurationError("Cron.weekly needs a day: on='monday'.")
         return f"{_time(at)} * * {','.join(str(day) for day in sorted({_weekday(day) for day in days}))}"
@@ -78,8 +81,9 @@ class Cron:
     def yearly(*, month: int | str = 1, on: int = 1, at: str | time = "00:00") -> str:
         """On that day of that month."""
         number = _named("month", month, MONTHS) + 1 if isinstance(month, str) else month
-        day = _number("on", on, _DAY.first, _DAY.last)
-        return f"{_time(at)} {day} {_number('month', number, _MONTH.first, _MONTH.last)} *"
+        days = monthrange(_LEAP_YEAR, _number("month", number, _MONTH.first, _MONTH.last))[1]
+        day = _number("on", on, _DAY.first, days)
+        return f"{_time(at)} {day} {number} *"
 
 
 def _every(name: str, step: int | None, whole: int) -> str:

@@ -18,6 +18,7 @@ from urllib.parse import quote
 from graphile_worker.cron.expression import Word, words_of
 from graphile_worker.cron.item import CronItem, fill_phrase
 from graphile_worker.cron.line import EXTENDED, ONLY_EXTENDED, OPTIONS, TASK, Line
+from graphile_worker.cron.payloads import parse_payload
 from graphile_worker.errors import ConfigurationError, CrontabError, CrontabProblem
 from graphile_worker.job import JobKeyMode
 from graphile_worker.payload import encode_payload
@@ -149,10 +150,16 @@ def _format(item: CronItem) -> str:
     if options:
         line += f" ?{'&'.join(options)}"
     if item.payload is not None:
-        # Escaped, for some characters end a line.
-        compact = json.dumps(json.loads(encode_payload(item.payload)), separators=(",", ":"))
-        line += f" {compact}"
+        line += f" {_format_payload(item)}"
     return line
+
+
+def _format_payload(item: CronItem) -> str:
+    payload = json.loads(encode_payload(item.payload))
+    compact = json.dumps(payload, separators=(",", ":"))  # escaped, for some characters end a line
+    if parse_payload(compact) != payload:
+        _cannot(item, "its payload has a number of more digits than JavaScript keeps")
+    return compact
 
 
 def _mode_to_say(item: CronItem) -> str | None:

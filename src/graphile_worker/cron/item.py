@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 from graphile_worker.cron.expression import Pattern, integer, parse_pattern
 from graphile_worker.cron.schedule import as_minute, fires, occurrences, zone_of
-from graphile_worker.durations import takes_one
+from graphile_worker.durations import LONGEST, Duration, takes_one
 from graphile_worker.errors import ConfigurationError, InvalidJobError
 from graphile_worker.job import MOST_JOB_KEY, JobKeyMode, JobSpec
 from graphile_worker.payload import decode_payload, encode_payload
@@ -49,7 +49,7 @@ class CronItem:
         overlap: ``"skip"`` to add no job while the one before is waiting or running.
         flags: As for any job.
         pattern: Another name of `match`.
-        fill: Another name of `backfill`, which may be a phrase such as ``"2h30m"``.
+        fill: Another name of `backfill`, which may be seconds, or a phrase such as ``"2h30m"``.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -78,9 +78,9 @@ class CronItem:
     overlap: Overlap = "allow"
     flags: Iterable[str] | None = None
     pattern: InitVar[str | Predicate | None] = None
-    fill: InitVar[timedelta | str | None] = None
+    fill: InitVar[Duration | str | None] = None
 
-    def __post_init__(self, pattern: str | Predicate | None, fill: timedelta | str | None) -> None:
+    def __post_init__(self, pattern: str | Predicate | None, fill: Duration | str | None) -> None:
         self._check_names()
         if pattern is not None:
             if self.match:
@@ -128,6 +128,9 @@ class CronItem:
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+    def __hash__(self) -> int:
+        return hash((self.task, self.identifier))  # a payload has none
 
     def __str__(self) -> str:
         return f"The cron item {self.identifier!r}"
@@ -296,17 +299,19 @@ def _item_of(given: object) -> CronItem:
 
 
 def parse_fill(period: object) -> timedelta:
-    """How far to look back: a timedelta, or a phrase such as ``4w3d2h1m``.
+    """How far to look back: seconds, a timedelta, or a phrase such as ``4w3d2h1m``.
 
     >>> parse_fill("4w3d2h1m") // timedelta(minutes=1)
     44761
     """
     if isinstance(period, timedelta) and period >= timedelta(0):
         return period
+    if isinstance(period, int | float) and not isinstance(period, bool) and 0 <= period <= LONGEST:
+        return timedelta(seconds=period)
     if not isinstance(period, str) or not FILL.fullmatch(period):
         raise ConfigurationError(
-            f"A backfill of {period!r} is not understood; it must be a timedelta, or a phrase of numbers, "
-            "each with w, d, h, m or s: '4w3d2h1m'."
+            f"A backfill of {period!r} is not understood; it must be seconds, a timedelta, or a phrase of "
+            "numbers, each with w, d, h, m or s: '4w3d2h1m'."
         )
     total = sum(integer(part[:-1]) * _UNITS[part[-1]] for part in re.findall(r"[0-9]+[smhdw]", period))
     days, rest = divmod(total, _UNITS["d"])
