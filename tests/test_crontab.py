@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from graphile_worker import (
     format_crontab,
     parse_crontab,
 )
-from graphile_worker.cron.expression import Pattern, parse_pattern
+from graphile_worker.cron.expression import FIELDS, NICKNAMES, Pattern, parse_pattern
+from graphile_worker.cron.item import Overlap
 from graphile_worker.loader import load_cron_items, load_crontab
 
 SAMPLE = """
@@ -352,6 +354,34 @@ def fields() -> st.SearchStrategy[str]:
     return st.tuples(field(0, 59), field(0, 23), field(1, 31), field(1, 12), field(0, 7)).map(" ".join)
 
 
+def extended_fields() -> st.SearchStrategy[str]:
+    """With names, and steps on ranges."""
+
+    def field(first: int, last: int, names: Sequence[str] = ()) -> st.SearchStrategy[str]:
+        pairs = st.tuples(st.integers(first, last), st.integers(first, last)).filter(lambda p: p[0] < p[1])
+
+        def shown(number: int, by_name: bool) -> str:
+            return names[number - first] if by_name and number - first < len(names) else str(number)
+
+        return st.one_of(
+            st.just("*"),
+            st.builds(shown, st.integers(first, last), st.booleans()),
+            st.builds(
+                lambda pair, name, step: f"{shown(pair[0], name)}-{shown(pair[1], name)}/{step}",
+                *(pairs, st.booleans(), st.integers(1, 99)),
+            ),
+        )
+
+    months, days = FIELDS[3].names, [*FIELDS[4].names, "Sun"]
+    return st.tuples(field(0, 59), field(0, 23), field(1, 31), field(1, 12, months), field(0, 7, days)).map(
+        " ".join
+    )
+
+
+def an_item(*, overlap: Overlap, job_key: str | None, **arguments: Any) -> CronItem:
+    return CronItem(overlap=overlap, job_key=None if overlap == "skip" else job_key, **arguments)
+
+
 NAMES = st.from_regex(r"[_a-zA-Z][_a-zA-Z0-9]{0,5}", fullmatch=True)
 JSON = st.recursive(
     st.none()
@@ -363,9 +393,9 @@ JSON = st.recursive(
     max_leaves=5,
 )
 ITEMS = st.builds(
-    CronItem,
+    an_item,
     task=st.from_regex(r"[_a-zA-Z][_a-zA-Z0-9:/-]{0,5}", fullmatch=True),
-    match=fields(),
+    match=fields() | extended_fields() | st.sampled_from(list(NICKNAMES)),
     identifier=NAMES | st.just(""),
     payload=st.none() | st.dictionaries(NAMES, JSON, max_size=3),
     backfill=st.timedeltas(timedelta(0), timedelta(days=800)).map(lambda t: t - t % timedelta(seconds=1)),
@@ -375,6 +405,7 @@ ITEMS = st.builds(
     job_key=st.none()
     | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\u2028\u2029")),
     job_key_mode=st.sampled_from([None, JobKeyMode.REPLACE, JobKeyMode.PRESERVE_RUN_AT]),
+    overlap=st.sampled_from(["allow", "skip"]),
     tz=st.sampled_from([None, None, "Europe/Paris", "America/Argentina/Buenos_Aires", "Etc/GMT+5"]),
 )
 

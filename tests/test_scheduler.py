@@ -443,6 +443,13 @@ class TestBackfilling:
         for name in names:
             await desk.know(name, since=NEW_YEAR)
         lines = [f"* * * * * t ?id={name}&fill=1w" for name in names]
+        await desk.db.execute("""
+            create sequence inserts;
+            create function count_it() returns trigger language plpgsql as
+              $$ begin perform nextval('inserts'); return null; end $$;
+            create trigger count_it after insert on graphile_worker._private_jobs
+              for each statement execute function count_it();
+        """)
         await desk.at(desk.scheduler("\n".join(lines)), NEW_YEAR + DAY)
         rows = await desk.db.fetch(
             """select count(*), count(distinct run_at), bool_and(payload::text like '%"backfilled":true%')
@@ -450,6 +457,9 @@ class TestBackfilling:
             NEW_YEAR + DAY,
         )
         assert [tuple(row) for row in rows] == [(10 * 1440, 1440, True)]
+        transactions = "select count(distinct xmin::text) from graphile_worker._private_jobs"
+        assert await desk.db.fetchval(transactions) == 4, "three of up to 5,000 jobs, and the minute's own"
+        assert await desk.db.fetchval("select last_value from inserts") <= 8
 
     @pytest.mark.parametrize(
         ("mode", "run_at"), [("replace", NEW_YEAR + HOUR), ("preserve_run_at", NEW_YEAR)]
@@ -870,6 +880,30 @@ class TestDeclaring:
             App(crontab_file=path, cron_items=[])
 
 
+WEATHER = """
+  create table weather (kind text);
+  insert into weather values ('good');
+  create function strike() returns trigger language plpgsql as $$
+  declare kind text := (select weather.kind from weather);
+  begin
+    if kind = 'full' and tg_when = 'BEFORE' then raise disk_full; end if;
+    if kind = 'refused' and tg_when = 'BEFORE' then raise check_violation; end if;
+    if kind = 'lost' and tg_when = 'BEFORE' then perform pg_terminate_backend(pg_backend_pid()); end if;
+    if kind = 'commit' and tg_when = 'AFTER' then raise disk_full; end if;
+    return new;
+  end $$;
+  create trigger before_it before insert or update on graphile_worker._private_jobs
+    for each row execute function strike();
+  create constraint trigger at_commit after insert or update on graphile_worker._private_jobs
+    deferrable initially deferred for each row execute function strike();
+"""
+"""Statements that fail, jobs that are refused, connections that are lost, and commits that fail."""
+KILL = """
+  select pg_terminate_backend(pid) from pg_stat_activity
+  where datname = current_database() and pid <> pg_backend_pid()
+"""
+
+
 @settings(
     max_examples=15,
     deadline=None,
@@ -887,6 +921,7 @@ async def test_two_schedulers_under_random_pauses_and_failures(databases: Databa
         crontab = "* * * * * a ?fill=1d\n*/3 * * * * b ?fill=1d\n1,4 * * * * c ?fill=1d"
         items = parse_crontab(crontab)
         await crontabs.register(db, Schema(), ["a", "b", "c"], NEW_YEAR)
+        await db.execute(WEATHER)
         schedulers: list[tuple[Scheduler, SetClock]] = []
         now = NEW_YEAR + 2 * MINUTE
         try:
@@ -895,6 +930,8 @@ async def test_two_schedulers_under_random_pauses_and_failures(databases: Databa
                 while len(schedulers) < 2:  # a worker that starts again has forgotten everything
                     own = SetClock(now)
                     schedulers.append((desk.scheduler(items, clock=own), own))
+                kind = some.choice(["good"] * 6 + ["full", "refused", "lost", "commit"])
+                await db.execute("update weather set kind = $1", kind)
                 ticks = []
                 for scheduler, own in schedulers:
                     if some.random() < 0.8:
@@ -905,11 +942,14 @@ async def test_two_schedulers_under_random_pauses_and_failures(databases: Databa
                         for _ in range(some.randrange(30)):
                             await asyncio.sleep(0)
                         tick.cancel()
+                if some.random() < 0.15:
+                    await db.execute(KILL)
                 with suppress(asyncio.CancelledError):
                     await asyncio.gather(*ticks)
                 await asyncio.wait(ticks) if ticks else None
                 if some.random() < 0.2:
                     schedulers.pop(some.randrange(2))
+            await db.execute("update weather set kind = 'good'")
             last = desk.scheduler(items, clock=SetClock(now + timedelta(seconds=10)))
             await last.tick()
             got = sorted((job["identifier"], job["run_at"]) for job in await desk.jobs())
