@@ -659,6 +659,17 @@ class TestUnderAWorker:
         await desk.at(scheduler, NEW_YEAR + 2 * MINUTE)
         assert await desk.times() == [NEW_YEAR + n * MINUTE for n in range(3) for _ in "tu"]
 
+    async def test_a_clock_that_goes_back_does_not_make_it_forget_what_was_refused(self, desk: Desk) -> None:
+        scheduler = desk.scheduler("* * * * * t")
+        await desk.db.execute(
+            "alter table graphile_worker._private_jobs add constraint no check (task_id < 0)"
+        )
+        await desk.at(scheduler, NEW_YEAR + MINUTE)
+        await desk.db.execute("alter table graphile_worker._private_jobs drop constraint no")
+        await desk.at(scheduler, NEW_YEAR)
+        await desk.at(scheduler, NEW_YEAR + 2 * MINUTE)
+        assert await desk.times() == [NEW_YEAR + MINUTE, NEW_YEAR + 2 * MINUTE]
+
     async def test_a_function_that_fails_once_loses_no_other_minute(self, desk: Desk) -> None:
         def fails_once(at: datetime) -> bool:
             if at.minute == 2:

@@ -208,7 +208,8 @@ class Scheduler(Service):
                     self._tell(event.CronScheduled, await self._add(wanted))
                 self._owed |= self._refused  # if the next one fails, that is not forgotten
                 self._next = max(first, chunk[-1].minute)  # some items of it may be in the next chunk
-        self._owed = dict(self._refused)
+        # If the clock went back, what is owed has not come yet.
+        self._owed = {place: at for place, at in self._owed.items() if at > last} | self._refused
         self._next = max(first, last + _MINUTE)
 
     async def _asked_now(self) -> datetime:
