@@ -664,11 +664,12 @@ class TestUnderAWorker:
         await desk.db.execute(
             "alter table graphile_worker._private_jobs add constraint no check (task_id < 0)"
         )
-        await desk.at(scheduler, NEW_YEAR + MINUTE)
+        for n in (1, 2):
+            await desk.at(scheduler, NEW_YEAR + n * MINUTE)
         await desk.db.execute("alter table graphile_worker._private_jobs drop constraint no")
-        await desk.at(scheduler, NEW_YEAR)
-        await desk.at(scheduler, NEW_YEAR + 2 * MINUTE)
-        assert await desk.times() == [NEW_YEAR + MINUTE, NEW_YEAR + 2 * MINUTE]
+        for n in (0, 1, 3):
+            await desk.at(scheduler, NEW_YEAR + n * MINUTE)
+        assert await desk.times() == [NEW_YEAR + n * MINUTE for n in (1, 2, 3)]
 
     async def test_a_function_that_fails_once_loses_no_other_minute(self, desk: Desk) -> None:
         def fails_once(at: datetime) -> bool:
@@ -963,6 +964,8 @@ async def test_two_schedulers_under_random_pauses_and_failures(databases: Databa
             await db.execute("update weather set kind = 'good'")
             last = desk.scheduler(items, clock=SetClock(now + timedelta(seconds=10)))
             await last.tick()
+            while last._in_vain:  # it was given a connection that somebody had ended
+                await last.tick()
             got = sorted((job["identifier"], job["run_at"]) for job in await desk.jobs())
             begin = NEW_YEAR - MINUTE
             assert got == sorted(

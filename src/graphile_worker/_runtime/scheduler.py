@@ -189,7 +189,7 @@ class Scheduler(Service):
                         worker_pool=self._pool, current_timestamp=now, expected_timestamp=first
                     )
                 )
-            if not self._owed:
+            if not self._owed or last < first - _MINUTE:  # if the clock went back, what is owed has to wait
                 return
         if last > first:
             self._events.emit(
@@ -208,8 +208,7 @@ class Scheduler(Service):
                     self._tell(event.CronScheduled, await self._add(wanted))
                 self._owed |= self._refused  # if the next one fails, that is not forgotten
                 self._next = max(first, chunk[-1].minute)  # some items of it may be in the next chunk
-        # If the clock went back, what is owed has not come yet.
-        self._owed = {place: at for place, at in self._owed.items() if at > last} | self._refused
+        self._owed = dict(self._refused)
         self._next = max(first, last + _MINUTE)
 
     async def _asked_now(self) -> datetime:
