@@ -916,6 +916,29 @@ KILL = """
 """
 
 
+async def tick_in_some_weather(
+    some: random.Random, db: asyncpg.Connection, schedulers: list[tuple[Scheduler, SetClock]], now: datetime
+) -> None:
+    """Most of them, at about the same time; and some of that is cut short."""
+    kind = some.choice(["good"] * 6 + ["full", "refused", "lost", "commit"])
+    await db.execute("update weather set kind = $1", kind)
+    ticks = []
+    for scheduler, own in schedulers:
+        if some.random() < 0.8:
+            own.time = now + timedelta(seconds=some.randrange(-90, 5))
+            ticks.append(asyncio.create_task(scheduler.tick()))
+    for tick in ticks:
+        if some.random() < 0.3:
+            for _ in range(some.randrange(30)):
+                await asyncio.sleep(0)
+            tick.cancel()
+    if some.random() < 0.15:
+        await db.execute(KILL)
+    with suppress(asyncio.CancelledError):
+        await asyncio.gather(*ticks)
+    await asyncio.wait(ticks) if ticks else None
+
+
 @settings(
     max_examples=15,
     deadline=None,
@@ -942,23 +965,7 @@ async def test_two_schedulers_under_random_pauses_and_failures(databases: Databa
                 while len(schedulers) < 2:  # a worker that starts again has forgotten everything
                     own = SetClock(now)
                     schedulers.append((desk.scheduler(items, clock=own), own))
-                kind = some.choice(["good"] * 6 + ["full", "refused", "lost", "commit"])
-                await db.execute("update weather set kind = $1", kind)
-                ticks = []
-                for scheduler, own in schedulers:
-                    if some.random() < 0.8:
-                        own.time = now + timedelta(seconds=some.randrange(-90, 5))
-                        ticks.append(asyncio.create_task(scheduler.tick()))
-                for tick in ticks:
-                    if some.random() < 0.3:
-                        for _ in range(some.randrange(30)):
-                            await asyncio.sleep(0)
-                        tick.cancel()
-                if some.random() < 0.15:
-                    await db.execute(KILL)
-                with suppress(asyncio.CancelledError):
-                    await asyncio.gather(*ticks)
-                await asyncio.wait(ticks) if ticks else None
+                await tick_in_some_weather(some, db, schedulers, now)
                 if some.random() < 0.2:
                     schedulers.pop(some.randrange(2))
             await db.execute("update weather set kind = 'good'")
