@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 IN_PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all bench bench-binding bench-middleware bench-scaling bench-top chaos chaos-mixed soak check format db-dump command-pages clean
+.PHONY: help demo test test-all bench bench-binding bench-cron bench-middleware bench-scaling bench-top chaos chaos-mixed soak check format db-dump command-pages clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -36,6 +36,9 @@ bench-middleware: $(STAMP) ## Measure what middleware and listeners cost a job
 
 bench-top: $(STAMP) ## Measure what a look of graphile-worker top costs, by the size of the queue
 	$(BIN)/python -m benchmarks.looks
+
+bench-cron: $(STAMP) ## Measure how long a worker takes to make up for a week of a hundred recurring tasks
+	$(BIN)/python -m benchmarks.schedules
 
 chaos: $(STAMP) peers ## Break everything under working workers, for MINUTES=10, by SEED=...; and audit it
 	$(BIN)/python -m chaos --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from benchmarks import binding, contenders, looks, middleware
+from benchmarks import binding, contenders, looks, middleware, schedules
 from benchmarks.__main__ import main
 from benchmarks.arena import Arena
 from benchmarks.backlog import UNRUNNABLE, Backlog
@@ -191,6 +192,12 @@ def test_a_mistake_on_the_command_line_is_told_before_anything_is_measured(
         main(arguments)
     assert exit_.value.code == 2
     assert message in capsys.readouterr().err
+
+
+async def test_a_worker_makes_up_for_what_it_missed(database: str) -> None:
+    filled = await schedules.fill(database, 2, timedelta(hours=1))
+    assert filled.jobs >= 2 * 60
+    assert filled.seconds > 0
 
 
 def test_the_cost_of_middleware_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

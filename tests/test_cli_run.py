@@ -140,6 +140,25 @@ class TestRunning:
 
                 await until(has_them, "the items are known")
 
+    async def test_the_crontab_beside_the_folder_of_the_tasks_comes_before_the_one_here(
+        self, db: asyncpg.Connection, database: str, folder: Path, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        here = tmp_path_factory.mktemp("here")
+        (here / "crontab").write_text("* * * * * hello ?id=here\n")
+        known = "select identifier from graphile_worker._private_known_crontabs order by identifier"
+
+        async def some_are_known() -> bool:
+            return bool(await db.fetch(known))
+
+        for expected in ("here", "beside"):
+            await db.execute("delete from graphile_worker._private_known_crontabs")
+            async with worker(here, database, "--tasks", str(folder / "tasks")) as running:
+                where = folder if expected == "beside" else Path()
+                await running.until(f"The crontab is {where / 'crontab'}")
+                await until(some_are_known, "the items are known")
+            assert [row["identifier"] for row in await db.fetch(known)] == [expected]
+            (folder / "crontab").write_text("* * * * * hello ?id=beside\n")
+
     async def test_a_crontab_that_was_asked_for_must_be_there_and_good(
         self, database: str, folder: Path
     ) -> None:

@@ -6,7 +6,9 @@ import json
 import pickle
 from dataclasses import FrozenInstanceError, dataclass, replace
 from datetime import UTC, datetime, time, timedelta
+from itertools import islice
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -36,9 +38,23 @@ class TestItems:
             item.task = "u"  # type: ignore[misc]
         assert replace(item, task="u") == CronItem("u", EVERY_MINUTE, identifier="i")
 
+    def test_equal_ones_have_the_same_hash_whatever_the_payload(self) -> None:
+        assert len({CronItem("t", EVERY_MINUTE, payload={"a": [1]}) for _ in range(2)}) == 1
+
     def test_it_can_be_sent_to_another_process(self) -> None:
         item = CronItem("t", "0 8 * * MON", tz="Europe/Paris", payload={"a": 1}, fill="1h")
         assert pickle.loads(pickle.dumps(item)) == item
+
+    def test_a_time_zone_may_be_the_thing_itself(self) -> None:
+        assert CronItem("t", EVERY_MINUTE, tz=ZoneInfo("Europe/Paris")) == CronItem(
+            "t", EVERY_MINUTE, tz="Europe/Paris"
+        )
+
+    def test_it_tells_of_the_future_for_as_long_as_dates_go(self) -> None:
+        leap = list(islice(CronItem("t", "0 0 29 2 *").occurrences(AT), 50))
+        assert (leap[0].year, leap[-1].year) == (2032, 2236)
+        assert list(CronItem("t", "0 0 31 2 *").occurrences(AT)) == []
+        assert len(list(CronItem("t", "@yearly").occurrences(AT))) == 9999 - 2030
 
     def test_a_backfill_may_be_a_phrase(self) -> None:
         assert CronItem("t", EVERY_MINUTE, fill="1h30m").backfill == timedelta(minutes=90)
@@ -58,6 +74,8 @@ class TestItems:
             ({"task": "t", "match": 5}, r"match=5; it must be a pattern, or a function of a datetime"),
             ({"task": "t", "match": lambda: True}, r"it must be a pattern, or a function of a datetime"),
             ({"task": "t", "match": EVERY_MINUTE, "tz": "Mars"}, r"'t': There is no time zone 'Mars'"),
+            ({"task": "t", "match": EVERY_MINUTE, "tz": UTC}, r"'t': The time zone .* must be a name, such"),
+            ({"task": "t", "match": EVERY_MINUTE, "tz": 5}, r"'t': The time zone 5 must be a name, such as"),
             (
                 {"task": "t", "match": EVERY_MINUTE, "backfill": "soon"},
                 r"A backfill of 'soon' is not understood",
@@ -155,6 +173,13 @@ class TestPhrases:
     def test_weeks_days_hours_minutes_and_seconds(self, phrase: str, minutes: int) -> None:
         assert parse_fill(phrase) == timedelta(minutes=minutes)
 
+    def test_seconds(self) -> None:
+        assert CronItem("t", EVERY_MINUTE, fill=7200).backfill == timedelta(hours=2)
+        assert parse_fill(0.5) == timedelta(milliseconds=500)
+        for wrong in (-1, True, float("nan"), float("inf")):
+            with pytest.raises(ConfigurationError, match=r"must be seconds, a timedelta, or a phrase"):
+                parse_fill(wrong)
+
     def test_beyond_all_dates_is_far_enough(self) -> None:
         assert parse_fill("99999999999999999w").days == 999_999_999
 
@@ -202,6 +227,10 @@ class TestTheBuilder:
             (Cron.weekly, {"on": "m"}, "on is 'm'"),
             (Cron.weekly, {"on": 8}, "on is 8; it must be a number from 0 to 7"),
             (Cron.weekly, {"on": []}, "needs a day"),
+            (Cron.weekly, {"on": None}, "on is None; it must be a number from 0 to 7"),
+            (Cron.weekly, {"on": [None]}, "on is None; it must be a number from 0 to 7"),
+            (Cron.yearly, {"month": 2, "on": 30}, "on is 30; it must be a number from 1 to 29"),
+            (Cron.yearly, {"month": "apr", "on": 31}, "on is 31; it must be a number from 1 to 30"),
             (Cron.monthly, {"on": 0}, "on is 0; it must be a number from 1 to 31"),
             (Cron.yearly, {"month": 13}, "month is 13; it must be a number from 1 to 12"),
             (Cron.yearly, {"month": "smarch"}, "month is 'smarch'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from graphile_worker import (
     format_crontab,
     parse_crontab,
 )
-from graphile_worker.cron.expression import Pattern, parse_pattern
-from graphile_worker.loader import load_crontab
+from graphile_worker.cron.expression import FIELDS, NICKNAMES, Pattern, parse_pattern
+from graphile_worker.cron.item import Overlap
+from graphile_worker.loader import load_cron_items, load_crontab
 
 SAMPLE = """
 # ┌ a comment, and a blank line
@@ -202,6 +204,41 @@ class TestRefusing:
         assert message.startswith("the identifier 't' is that of line 1 too; give one of them another: ?id=")
         assert len(parse_crontab("* * * * * t\n* * * * * t ?id=t2")) == 2
 
+    def test_an_identifier_is_compared_though_other_things_are_wrong_with_its_line(self) -> None:
+        found = faults("60 * * * * t\n* * * * * t\n* * * * * u ?id=t&maxx=1\n* * * * * t ?id=1")
+        assert [(line, column) for line, column, _, _ in found] == [(1, 1), (2, 1), (3, 1), (3, 19), (4, 14)]
+        assert found[1][3].startswith("the identifier 't' is that of line 1 too")
+
+    def test_what_the_database_would_refuse_is_told_with_all_else_and_where(self, tmp_path: Path) -> None:
+        file = tmp_path / "crontab"
+        lines = [
+            "* * * * * a ?max=0&priority=99999",
+            "60 * * * * b",
+            f"* * * * * c ?jobKey={'k' * 600}&queue={'q' * 200}",
+            "* * * * * " + "t" * 200,
+            r"* * * * * d {a: '\u0000'}",
+            r"* * * * * e {a: '\ud800'}",
+            "* * * * * f ?jobKey=a%00b",
+            "* * * * * a ?id=a",
+        ]
+        file.write_text("\n".join(lines))
+        for read in (load_crontab, lambda path: load_cron_items(path.read_text(), None, None)):
+            with pytest.raises(CrontabError) as caught:
+                read(file)
+            assert [(one.line, one.column, one.message[-52:]) for one in caught.value.problems] == [
+                (1, 14, "not be used: max_attempts is 0; it must be from 1 to 32767"[-52:]),
+                (1, 20, "cannot be used: priority is 99999; it must be from -32768 to 32767"[-52:]),
+                (2, 1, "the minute '60' is too large; expected 0 to 59"),
+                (3, 14, "kkkkk…; it has 600 characters, and at most 512 are stored"[-52:]),
+                (3, 622, "qqqqq…; it has 200 characters, and at most 128 are stored"[-52:]),
+                (4, 11, "ttttt…; it has 200 characters, and at most 128 are stored"[-52:]),
+                (5, 13, "holds a NUL character, which PostgreSQL cannot store as text"[-52:]),
+                (6, 13, "payload holds half of a surrogate pair, which is no text"[-52:]),
+                (7, 14, "job_key is 'a\\x00b'; PostgreSQL cannot store it as text"[-52:]),
+                (8, 1, "is that of line 1 too; give one of them another: ?id=…"[-52:]),
+            ]
+        assert [item.max_attempts for item in parse_crontab(lines[0])] == [0], "as Node reads it"
+
     def test_a_payload_that_is_nested_too_deeply(self) -> None:
         payload = "{a:" + "[" * 5000 + "]" * 5000 + "}"
         assert fault(f"* * * * * t {payload}")[3] == "the payload is nested too deeply"
@@ -214,6 +251,11 @@ class TestRefusing:
         (tmp_path / "crontab").write_bytes(b"\xff\xfe")
         with pytest.raises(ConfigurationError, match="cannot be read"):
             load_crontab(tmp_path / "crontab")
+
+    @pytest.mark.parametrize("text", [b"* * * * * t", ["* * * * * t"], None, 5])
+    def test_what_is_no_text(self, text: Any) -> None:
+        with pytest.raises(ConfigurationError, match=r"A crontab is a text, not a '.*'\. A file is read by"):
+            parse_crontab(text)
 
     @given(st.text())
     @example("\ufeff")
@@ -256,9 +298,9 @@ class TestExtendedMode:
     @pytest.mark.parametrize(
         ("line", "text", "message"),
         [
-            ("0 8 * * * t ?tz=Paris/Europe", "tz=Paris/Europe", "There is no time zone 'Paris/Europe'"),
-            ("0 8 * * * t ?tz=Europe", "tz=Europe", "There is no time zone 'Europe'"),
-            ("0 8 * * * t ?tz=../etc/passwd", "tz=../etc/passwd", "There is no time zone '../etc/passwd'"),
+            ("0 8 * * * t ?tz=Paris/Europe", "tz=Paris/Europe", "there is no time zone 'Paris/Europe'"),
+            ("0 8 * * * t ?tz=Europe", "tz=Europe", "there is no time zone 'Europe'"),
+            ("0 8 * * * t ?tz=../etc/passwd", "tz=../etc/passwd", "there is no time zone '../etc/passwd'"),
             (
                 "0 8 * * * t ?overlap=no",
                 "overlap=no",
@@ -269,7 +311,13 @@ class TestExtendedMode:
             ("0 8 * * FRI-MON t", "FRI-MON", "the day of week 'FRI-MON' is no range"),
             ("@reboot t", "@reboot", "there is no '@reboot'; expected one of @yearly"),
             ("@dayly t", "@dayly", "there is no '@dayly'; did you mean @daily?"),
-            ("0 8 * * * t ?overlap=skip&jobKey=a", "t", "The cron item 't' has overlap='skip', which needs"),
+            ("@every t", "@every", "there is no '@every'; expected one of @yearly"),
+            ("@daily", "@daily", "there is nothing after '@daily'; expected a task"),
+            (
+                "0 8 * * * t ?overlap=skip&jobKey=a",
+                "overlap=skip",
+                "the option 'overlap' needs the job's key for itself, and there is the option 'jobKey'",
+            ),
         ],
     )
     def test_what_is_wrong_in_it(self, line: str, text: str, message: str) -> None:
@@ -306,6 +354,34 @@ def fields() -> st.SearchStrategy[str]:
     return st.tuples(field(0, 59), field(0, 23), field(1, 31), field(1, 12), field(0, 7)).map(" ".join)
 
 
+def extended_fields() -> st.SearchStrategy[str]:
+    """With names, and steps on ranges."""
+
+    def field(first: int, last: int, names: Sequence[str] = ()) -> st.SearchStrategy[str]:
+        pairs = st.tuples(st.integers(first, last), st.integers(first, last)).filter(lambda p: p[0] < p[1])
+
+        def shown(number: int, by_name: bool) -> str:
+            return names[number - first] if by_name and number - first < len(names) else str(number)
+
+        return st.one_of(
+            st.just("*"),
+            st.builds(shown, st.integers(first, last), st.booleans()),
+            st.builds(
+                lambda pair, name, step: f"{shown(pair[0], name)}-{shown(pair[1], name)}/{step}",
+                *(pairs, st.booleans(), st.integers(1, 99)),
+            ),
+        )
+
+    months, days = FIELDS[3].names, [*FIELDS[4].names, "Sun"]
+    return st.tuples(field(0, 59), field(0, 23), field(1, 31), field(1, 12, months), field(0, 7, days)).map(
+        " ".join
+    )
+
+
+def an_item(*, overlap: Overlap, job_key: str | None, **arguments: Any) -> CronItem:
+    return CronItem(overlap=overlap, job_key=None if overlap == "skip" else job_key, **arguments)
+
+
 NAMES = st.from_regex(r"[_a-zA-Z][_a-zA-Z0-9]{0,5}", fullmatch=True)
 JSON = st.recursive(
     st.none()
@@ -317,9 +393,9 @@ JSON = st.recursive(
     max_leaves=5,
 )
 ITEMS = st.builds(
-    CronItem,
+    an_item,
     task=st.from_regex(r"[_a-zA-Z][_a-zA-Z0-9:/-]{0,5}", fullmatch=True),
-    match=fields(),
+    match=fields() | extended_fields() | st.sampled_from(list(NICKNAMES)),
     identifier=NAMES | st.just(""),
     payload=st.none() | st.dictionaries(NAMES, JSON, max_size=3),
     backfill=st.timedeltas(timedelta(0), timedelta(days=800)).map(lambda t: t - t % timedelta(seconds=1)),
@@ -329,6 +405,7 @@ ITEMS = st.builds(
     job_key=st.none()
     | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\u2028\u2029")),
     job_key_mode=st.sampled_from([None, JobKeyMode.REPLACE, JobKeyMode.PRESERVE_RUN_AT]),
+    overlap=st.sampled_from(["allow", "skip"]),
     tz=st.sampled_from([None, None, "Europe/Paris", "America/Argentina/Buenos_Aires", "Etc/GMT+5"]),
 )
 
@@ -366,6 +443,10 @@ class TestWriting:
             (CronItem("t", "* * * * *", queue_name="a b"), "queue_name='a b' is not possible there"),
             (CronItem("t", "* * * * *", job_key="a\nb"), "job_key="),
             (CronItem("t", "* * * * *", backfill=timedelta(seconds=0.5)), "has fractions of a second"),
+            (
+                CronItem("t", "* * * * *", payload={"a": [2**53 + 1]}),
+                "a number of more digits than JavaScript",
+            ),
         ],
     )
     def test_what_a_crontab_cannot_say_is_refused(self, item: CronItem, why: str) -> None:

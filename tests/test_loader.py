@@ -189,6 +189,10 @@ def test_in_a_module_the_decorator_and_all_choose(here: Path) -> None:
             "tasks/bad.py, line 2, in broken.py, line 2: ZeroDivisionError: division by zero",
         ),
         ("import wrong", "tasks/bad.py, line 1, in wrong.py, line 1: SyntaxError: "),
+        (
+            "from graphile_worker import CronItem\nCronItem('bad', '* * * * *', tz='Mars')",
+            "tasks/bad.py, line 2: ConfigurationError: The cron item 'bad': There is no time zone 'Mars'",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_loaded_is_named_with_its_line(here: Path, text: str, says: str) -> None:

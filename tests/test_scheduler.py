@@ -81,7 +81,7 @@ class Desk:
         self,
         crontab: str | list[CronItem],
         *,
-        clock: SetClock | None = None,
+        clock: Clock | None = None,
         heard: Heard | None = None,
         session: Session | None = None,
         middleware: Sequence[Middleware] = (),
@@ -446,6 +446,13 @@ class TestBackfilling:
         for name in names:
             await desk.know(name, since=NEW_YEAR)
         lines = [f"* * * * * t ?id={name}&fill=1w" for name in names]
+        await desk.db.execute("""
+            create sequence inserts;
+            create function count_it() returns trigger language plpgsql as
+              $$ begin perform nextval('inserts'); return null; end $$;
+            create trigger count_it after insert on graphile_worker._private_jobs
+              for each statement execute function count_it();
+        """)
         await desk.at(desk.scheduler("\n".join(lines)), NEW_YEAR + DAY)
         rows = await desk.db.fetch(
             """select count(*), count(distinct run_at), bool_and(payload::text like '%"backfilled":true%')
@@ -453,6 +460,9 @@ class TestBackfilling:
             NEW_YEAR + DAY,
         )
         assert [tuple(row) for row in rows] == [(10 * 1440, 1440, True)]
+        transactions = "select count(distinct xmin::text) from graphile_worker._private_jobs"
+        assert await desk.db.fetchval(transactions) == 4, "three of up to 5,000 jobs, and the minute's own"
+        assert await desk.db.fetchval("select last_value from inserts") <= 8
 
     @pytest.mark.parametrize(
         ("mode", "run_at"), [("replace", NEW_YEAR + HOUR), ("preserve_run_at", NEW_YEAR)]
@@ -554,9 +564,13 @@ class TestOverlap:
     async def test_one_that_failed_for_good_is_not_in_the_way(self, desk: Desk) -> None:
         scheduler = desk.scheduler(self.items())
         await desk.at(scheduler, NEW_YEAR)
-        await desk.db.execute("update graphile_worker._private_jobs set attempts = max_attempts")
+        await desk.db.execute(
+            "update graphile_worker._private_jobs set attempts = max_attempts, last_error = 'oh no'"
+        )
         await desk.at(scheduler, NEW_YEAR + MINUTE)
         assert await desk.times() == [NEW_YEAR, NEW_YEAR + MINUTE]
+        failed = "select last_error from graphile_worker._private_jobs where attempts = max_attempts"
+        assert await desk.db.fetchval(failed) == "oh no", "it stays to be looked at"
 
     async def test_of_what_is_caught_up_with_there_is_one(self, desk: Desk) -> None:
         scheduler = desk.scheduler([*self.items(), CronItem("u", "* * * * *")])
@@ -664,6 +678,18 @@ class TestUnderAWorker:
         await desk.at(scheduler, NEW_YEAR + 2 * MINUTE)
         assert await desk.times() == [NEW_YEAR + n * MINUTE for n in range(3) for _ in "tu"]
 
+    async def test_a_clock_that_goes_back_does_not_make_it_forget_what_was_refused(self, desk: Desk) -> None:
+        scheduler = desk.scheduler("* * * * * t")
+        await desk.db.execute(
+            "alter table graphile_worker._private_jobs add constraint no check (task_id < 0)"
+        )
+        for n in (1, 2):
+            await desk.at(scheduler, NEW_YEAR + n * MINUTE)
+        await desk.db.execute("alter table graphile_worker._private_jobs drop constraint no")
+        for n in (0, 1, 3):
+            await desk.at(scheduler, NEW_YEAR + n * MINUTE)
+        assert await desk.times() == [NEW_YEAR + n * MINUTE for n in (1, 2, 3)]
+
     async def test_a_function_that_fails_once_loses_no_other_minute(self, desk: Desk) -> None:
         def fails_once(at: datetime) -> bool:
             if at.minute == 2:
@@ -674,6 +700,19 @@ class TestUnderAWorker:
         await desk.at(scheduler, NEW_YEAR)
         await desk.at(scheduler, NEW_YEAR + 5 * MINUTE)
         assert await desk.times() == [NEW_YEAR + n * MINUTE for n in (0, 1, 3, 4, 5)]
+
+    async def test_a_function_that_always_fails_is_told_of_once_however_many_minutes_there_are(
+        self, desk: Desk, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def broken(_at: datetime) -> bool:
+            raise ValueError("oh no")
+
+        await desk.know("t", since=NEW_YEAR)
+        await desk.at(
+            desk.scheduler([CronItem("t", broken, fill="1d")]), NEW_YEAR + DAY + timedelta(seconds=1)
+        )
+        [said] = [record.message for record in caplog.records if "cannot say" in record.message]
+        assert said == "The cron item 't' cannot say when it is due, so of 1,440 minutes it has no job: oh no"
 
     @pytest.mark.parametrize("local", [False, True])
     async def test_the_time_is_the_databases_unless_told_otherwise(
@@ -691,6 +730,53 @@ class TestUnderAWorker:
         ):
             started = await heard.until("cron:started")
         assert abs(started.start - datetime.now(UTC) - (3 * DAY if local else 0 * DAY)) < HOUR
+
+    async def test_a_step_of_the_machines_clock_adds_no_minute_before_its_time(
+        self, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stepped = timedelta(0)
+
+        class Stepped(datetime):
+            @classmethod
+            def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+                return datetime.now(tz) + stepped
+
+        monkeypatch.setattr(clock, "datetime", Stepped)
+        scheduler = desk.scheduler("* * * * * t", clock=Clock(local=False))
+        await scheduler.tick()
+        stepped = HOUR
+        await scheduler.tick()
+        assert not [at for at in await desk.times() if at > datetime.now(UTC)]
+        assert scheduler._next is not None
+        assert scheduler._next < datetime.now(UTC) + 2 * MINUTE
+
+    async def test_the_database_is_asked_for_the_time_before_a_minute_is_had(self, desk: Desk) -> None:
+        """After a failover, say, to a server whose clock is behind."""
+        estimate = Clock(local=False)
+        scheduler = desk.scheduler("* * * * * t", clock=estimate)
+        await scheduler.tick()
+        estimate.observe(datetime.now(UTC) + HOUR)
+        assert await scheduler.tick() <= 10
+        assert not [at for at in await desk.times() if at > datetime.now(UTC)]
+
+    async def test_with_the_machines_time_its_clock_counts(
+        self, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ahead = 3 * DAY
+
+        class Ahead(datetime):
+            @classmethod
+            def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+                return datetime.now(tz) + ahead
+
+        monkeypatch.setattr(clock, "datetime", Ahead)
+        scheduler = desk.scheduler("* * * * * t", clock=Clock(local=True))
+        await scheduler.tick()
+        ahead += 2 * MINUTE
+        await scheduler.tick()
+        times = await desk.times()
+        assert len(times) >= 2
+        assert min(times) > datetime.now(UTC) + 2 * DAY
 
     async def test_never_under_run_once(self, database: str, db: asyncpg.Connection) -> None:
         app = App(database)
@@ -729,7 +815,7 @@ class TestUnderAWorker:
             await run({"t": nothing}, "postgresql://localhost:1/x", **options)
 
     async def test_items_that_the_database_would_refuse_are_refused_at_the_start(self) -> None:
-        with pytest.raises(ConfigurationError, match="'t': max_attempts is 0; it must be from 1 to 32767"):
+        with pytest.raises(ConfigurationError, match=r"crontab:1:14: the option 'max' .*from 1 to 32767"):
             await run({"t": nothing}, "postgresql://localhost:1/x", crontab="* * * * * t ?max=0")
 
 
@@ -825,6 +911,53 @@ class TestDeclaring:
             App(crontab_file=path, cron_items=[])
 
 
+WEATHER = """
+  create table weather (kind text);
+  insert into weather values ('good');
+  create function strike() returns trigger language plpgsql as $$
+  declare kind text := (select weather.kind from weather);
+  begin
+    if kind = 'full' and tg_when = 'BEFORE' then raise disk_full; end if;
+    if kind = 'refused' and tg_when = 'BEFORE' then raise check_violation; end if;
+    if kind = 'lost' and tg_when = 'BEFORE' then perform pg_terminate_backend(pg_backend_pid()); end if;
+    if kind = 'commit' and tg_when = 'AFTER' then raise disk_full; end if;
+    return new;
+  end $$;
+  create trigger before_it before insert or update on graphile_worker._private_jobs
+    for each row execute function strike();
+  create constraint trigger at_commit after insert or update on graphile_worker._private_jobs
+    deferrable initially deferred for each row execute function strike();
+"""
+"""Statements that fail, jobs that are refused, connections that are lost, and commits that fail."""
+KILL = """
+  select pg_terminate_backend(pid) from pg_stat_activity
+  where datname = current_database() and pid <> pg_backend_pid()
+"""
+
+
+async def tick_in_some_weather(
+    some: random.Random, db: asyncpg.Connection, schedulers: list[tuple[Scheduler, SetClock]], now: datetime
+) -> None:
+    """Most of them, at about the same time; and some of that is cut short."""
+    kind = some.choice(["good"] * 6 + ["full", "refused", "lost", "commit"])
+    await db.execute("update weather set kind = $1", kind)
+    ticks = []
+    for scheduler, own in schedulers:
+        if some.random() < 0.8:
+            own.time = now + timedelta(seconds=some.randrange(-90, 5))
+            ticks.append(asyncio.create_task(scheduler.tick()))
+    for tick in ticks:
+        if some.random() < 0.3:
+            for _ in range(some.randrange(30)):
+                await asyncio.sleep(0)
+            tick.cancel()
+    if some.random() < 0.15:
+        await db.execute(KILL)
+    with suppress(asyncio.CancelledError):
+        await asyncio.gather(*ticks)
+    await asyncio.wait(ticks) if ticks else None
+
+
 @settings(
     max_examples=15,
     deadline=None,
@@ -842,6 +975,7 @@ async def test_two_schedulers_under_random_pauses_and_failures(databases: Databa
         crontab = "* * * * * a ?fill=1d\n*/3 * * * * b ?fill=1d\n1,4 * * * * c ?fill=1d"
         items = parse_crontab(crontab)
         await crontabs.register(db, Schema(), ["a", "b", "c"], NEW_YEAR)
+        await db.execute(WEATHER)
         schedulers: list[tuple[Scheduler, SetClock]] = []
         now = NEW_YEAR + 2 * MINUTE
         try:
@@ -850,23 +984,14 @@ async def test_two_schedulers_under_random_pauses_and_failures(databases: Databa
                 while len(schedulers) < 2:  # a worker that starts again has forgotten everything
                     own = SetClock(now)
                     schedulers.append((desk.scheduler(items, clock=own), own))
-                ticks = []
-                for scheduler, own in schedulers:
-                    if some.random() < 0.8:
-                        own.time = now + timedelta(seconds=some.randrange(-90, 5))
-                        ticks.append(asyncio.create_task(scheduler.tick()))
-                for tick in ticks:
-                    if some.random() < 0.3:
-                        for _ in range(some.randrange(30)):
-                            await asyncio.sleep(0)
-                        tick.cancel()
-                with suppress(asyncio.CancelledError):
-                    await asyncio.gather(*ticks)
-                await asyncio.wait(ticks) if ticks else None
+                await tick_in_some_weather(some, db, schedulers, now)
                 if some.random() < 0.2:
                     schedulers.pop(some.randrange(2))
+            await db.execute("update weather set kind = 'good'")
             last = desk.scheduler(items, clock=SetClock(now + timedelta(seconds=10)))
             await last.tick()
+            while last._in_vain:  # it was given a connection that somebody had ended
+                await last.tick()
             got = sorted((job["identifier"], job["run_at"]) for job in await desk.jobs())
             begin = NEW_YEAR - MINUTE
             assert got == sorted(

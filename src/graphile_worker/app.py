@@ -72,7 +72,8 @@ class App:
             ``@asynccontextmanager``.
         middleware: What stands around the running of its jobs, and around the adding of jobs: a list of
             `Middleware`, the first outside.
-        crontab: Recurring tasks, as the text of a crontab, beside those of `cron`: see docs/cron.md.
+        crontab: Recurring tasks, as the text of a crontab, beside those of `cron`: see docs/cron.md. A worker
+            that is given some itself, by ``app.run(crontab=…)``, has both.
         crontab_file: The same as a file, which is read when a worker starts.
         cron_items: The same as a list of `CronItem` or of dictionaries.
         events: An emitter to which listeners were added already.

@@ -12,10 +12,12 @@ from graphile_worker.tasks import HandlerClass, Task, task_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from datetime import datetime, timedelta
+    from datetime import datetime
+    from zoneinfo import ZoneInfo
 
     from graphile_worker.context import JobContext
     from graphile_worker.cron.item import Overlap
+    from graphile_worker.durations import Duration
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -139,7 +141,7 @@ class CronDecorator:
         match: A pattern such as ``"0 8 * * *"``, or a function: see `CronItem`.
         payload: What the task gets; it is checked here and now.
         identifier: What the schedule is known by in the database; by default the task's.
-        fill: How far to look back for minutes that no worker was there for, such as ``"2h"``.
+        fill: How far to look back for minutes without a worker: ``"2h"``, a timedelta, or seconds.
         tz: The time zone of the pattern; by default UTC.
         overlap: ``"skip"`` to add no job while the one before is waiting or running.
         options: queue_name, max_attempts, job_key, job_key_mode, priority, flags, timeout: as for any job.
@@ -164,8 +166,8 @@ class CronDecorator:
         *,
         payload: Any = None,
         identifier: str = "",
-        fill: timedelta | str | None = None,
-        tz: str | None = None,
+        fill: Duration | str | None = None,
+        tz: str | ZoneInfo | None = None,
         overlap: Overlap = "allow",
         **options: Unpack[JobOptions],
     ) -> Callable[[T], T]:

@@ -8,6 +8,7 @@ In place of a folder a single module, ``tasks.py``, may have many.
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -23,7 +24,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from graphile_worker._runtime.handlers import read_handlers
-from graphile_worker.cron import CronItem, parse_cron_items, parse_crontab
+from graphile_worker.cron import CronItem, parse_cron_items
+from graphile_worker.cron.crontab import read_crontab
 from graphile_worker.decorator import task
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.executable import Executable
@@ -39,7 +41,8 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _NOT_IN_A_NAME = re.compile(r"\W")
-_OURS = str(Path(__file__).parent)
+_NEVER_THE_PLACE = ("<", str(Path(__file__).parent), functools.__file__)
+"""Where a file of the user's called us, a property or what has no file, is the place of an error."""
 logger = logging.getLogger("graphile_worker")
 
 
@@ -91,7 +94,7 @@ def load_crontab(path: str | os.PathLike[str]) -> list[CronItem]:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"The crontab {str(path)!r} cannot be read: {error}.") from error
-    return parse_crontab(text, strict=None, source=str(path))
+    return read_crontab(text, source=str(path))
 
 
 def check_one_crontab(*given: object) -> None:
@@ -106,7 +109,7 @@ def load_cron_items(
     """The items, which are given as one of the three, or not at all."""
     check_one_crontab(crontab, crontab_file, cron_items)
     if crontab is not None:
-        return parse_cron_items(parse_crontab(crontab, strict=None))
+        return parse_cron_items(read_crontab(crontab))
     if crontab_file is not None:
         return parse_cron_items(load_crontab(crontab_file))
     return parse_cron_items(cron_items or ())
@@ -335,9 +338,7 @@ def _place(error: BaseException, file: Path) -> str:
     """Where in the file it went wrong."""
     frames = traceback.extract_tb(error.__traceback__)
     places = [
-        (frame.filename, frame.lineno)
-        for frame in frames
-        if not frame.filename.startswith(("<frozen ", _OURS))  # where the user's file called us is the place
+        (frame.filename, frame.lineno) for frame in frames if not frame.filename.startswith(_NEVER_THE_PLACE)
     ]
     if isinstance(error, SyntaxError) and error.filename:
         places.append((error.filename, error.lineno))

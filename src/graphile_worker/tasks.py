@@ -6,7 +6,6 @@ import asyncio
 import functools
 import inspect
 import logging
-import re
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -22,6 +21,7 @@ import msgspec
 
 from graphile_worker.binding import Binding, read_class, read_function
 from graphile_worker.conversion import MisfitError
+from graphile_worker.cron.line import TASK as IN_A_CRONTAB
 from graphile_worker.errors import ConfigurationError, InvalidJobError
 from graphile_worker.job import Job, JobSpec
 from graphile_worker.job_keys import read_job_key
@@ -48,7 +48,6 @@ Q = ParamSpec("Q")
 """The same without a context: what a job is added with."""
 R = TypeVar("R")
 T = TypeVar("T")
-_IN_A_CRONTAB = re.compile(r"[_a-zA-Z][_a-zA-Z0-9:/-]*")
 logger = logging.getLogger("graphile_worker")
 
 
@@ -377,7 +376,7 @@ def _check_identifier(new: Task[Any, Any, Any]) -> None:
         raise ConfigurationError(f"The task {new.identifier!r} cannot be: {error}") from None
     if checked.flags is not None:
         new.options["flags"] = checked.flags  # what was given may be readable only once
-    if not _IN_A_CRONTAB.fullmatch(new.identifier):
+    if not IN_A_CRONTAB.fullmatch(new.identifier):
         logger.warning(
             "The task %r cannot be named in a crontab: that takes a letter or _, then letters, digits and "
             ": / _ -",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from datetime import timedelta
 from typing import Any
@@ -14,6 +15,8 @@ from graphile_worker.cron.expression import Pattern, parse_pattern
 from support import node
 
 VERSION = "0.18.0"
+SEED = int(os.environ.get("CRONTAB_SEED", "18"))
+"""Another one writes other crontabs."""
 # For each text: its items, or that it is refused. A pattern is told by the moments that it fits.
 THEIRS = """
 const { parseCrontab } = require("graphile-worker");
@@ -54,7 +57,15 @@ GOOD_OPTIONS = [
     *("id=x", "id=a-1_", "fill=4w3d2h1m", "fill=1s1s", "fill=0s", "fill=10m5w", "max=3", "max=007", "max=0"),
     *("queue=q", "queue=a:b-c_1", "priority=5", "priority=-5", "priority=-0", "jobKey=k"),
     *("jobKey=a+b%20c%2Bd", "jobKey=", "jobKey", "jobKey=a=b", "jobKey=%E2%82%AC", "jobKey=€"),
-    *("jobKey=a?b#c", "jobKey=%zz", "jobKey=100%", "jobKeyMode=replace", "jobKeyMode=preserve_run_at"),
+    *(
+        "jobKey=a?b#c",
+        "jobKey=%zz",
+        "jobKey=%a2%8\U0001f6002\u0660%AC",
+        "jobKey=\u0125%41%",
+        "jobKey=100%",
+        "jobKeyMode=replace",
+        "jobKeyMode=preserve_run_at",
+    ),
     *("%69d=y", "id=%7a", ""),
 ]
 BAD_OPTIONS = [
@@ -77,18 +88,19 @@ BAD_VALUES = [
     *(r"'\u12'", "[", "[,]", "[1,,2]", "{a}", "{,}", "1 2", "1 // x", "1 /*", r"'\1'", r"'\01'", "1;", "/x/"),
     *("'a' 'b'", "'\u2028'"),
 ]
+MUTANTS = "*/-,0579aXé_:?&=%+#{}[]'\"\\. \t\u2028\U0001f600"
 KEYS = [
     *("a", "b", "$c", "_d", "'e f'", '"g"', "é", "a1", "null", "__proto__", "'10'", "'9'", "'01'", "'-1'"),
-    *("_cron", "''"),
+    *("_cron", "''", r"\u0061\u0031", r"a\u200d", r"'\u0031a'", r"\u0024"),
 ]
-BAD_KEYS = ["1", "a-b", "a b", "1a", "'", "#"]
+BAD_KEYS = ["1", "a-b", "a b", "1a", "'", "#", r"\u0031a", r"a\u0020b", r"\u00", r"\u200da"]
 
 
 class Writer:
     """Writes crontabs, good ones and bad ones, always the same."""
 
     def __init__(self) -> None:
-        self._some = random.Random(18)
+        self._some = random.Random(SEED)
 
     def _one(self, good: list[str], bad: list[str]) -> str:
         return self._some.choice(bad if self._some.random() < 0.03 else good)
@@ -135,7 +147,16 @@ class Writer:
             self._line() if some.random() < 0.9 else some.choice(others)
             for _ in range(some.choice([1, 1, 1, 1, 2, 3]))
         ]
-        return some.choice(["\n", "\n", "\r\n"]).join(lines)
+        text = some.choice(["\n", "\n", "\r\n"]).join(lines)
+        return self._mutated(text) if some.random() < 0.2 else text
+
+    def _mutated(self, text: str) -> str:
+        """With some characters more, or less, or others."""
+        some = self._some
+        for _ in range(some.choice([1, 1, 2, 3])):
+            place, length = some.randrange(len(text) + 1), some.choice([0, 1])
+            text = text[:place] + some.choice(["", *MUTANTS]) + text[place + length :]
+        return text
 
 
 def ours(text: str) -> list[CronItem] | None:

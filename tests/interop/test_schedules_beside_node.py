@@ -112,6 +112,48 @@ async def test_what_one_has_had_the_other_leaves(
     assert set((await added(db)).values()) == {1}
 
 
+PAYLOADS = [
+    "{hex: 0xFF, big: 12345678901234567890, exact: 9007199254740993, huge: 1e400, none: NaN, less: -0}",
+    "{b: 1, a: 2, b: 3, '2': 0, '10': 1, '1': 2}",
+    "{first: 1, _cron: 'mine', last: [1.0, 1e-7, .5]}",
+    r"{text: 'a\u00e9\n\u2028', pair: '\ud83d\ude00', quote: '\"'}",
+    "",
+]
+
+
+async def test_what_is_stored_is_the_same_text(db: asyncpg.Connection, database: str, tmp_path: Path) -> None:
+    def crontab(who: str) -> str:
+        lines = [
+            f"0 * * * * task{place} ?id={who}{place}&queue={who}&fill=1d {payload}\n"
+            for place, payload in enumerate(PAYLOADS)
+        ]
+        return "".join(lines)
+
+    await forget_since(db, *(f"{who}{place}" for who in ("npm", "ours") for place in range(len(PAYLOADS))))
+
+    async def stored(who: str) -> dict[tuple[str, datetime], str]:
+        rows = await db.fetch(
+            """select task.identifier, run_at, payload::text from graphile_worker._private_jobs as job
+            join graphile_worker._private_tasks as task on task.id = job.task_id
+            join graphile_worker._private_job_queues as queue on queue.id = job.job_queue_id
+            where queue_name = $1""",
+            who,
+        )
+        return {(row["identifier"], row["run_at"]): row["payload"] for row in rows}
+
+    async def five_hours_of_npms() -> bool:
+        return len(await stored("npm")) >= 5 * len(PAYLOADS)
+
+    async with nodes_worker(database, tmp_path, crontab("npm")):
+        await until(five_hours_of_npms, "npm's worker fills")
+    heard = Heard()
+    async with running({"none": nothing}, database, heard=heard, crontab=crontab("ours")):
+        await heard.until("cron:started")
+    theirs, ours = await stored("npm"), await stored("ours")
+    assert len(theirs) >= 5 * len(PAYLOADS)
+    assert {which: ours[which] for which in theirs} == theirs
+
+
 @pytest.mark.slow
 async def test_they_take_turns_minute_by_minute(
     db: asyncpg.Connection, database: str, tmp_path: Path

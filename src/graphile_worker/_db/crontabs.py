@@ -55,6 +55,12 @@ async def read_schedules(
     return rows[0]["now"], known
 
 
+async def read_time(connection: Connection, schema: Schema) -> datetime:
+    """What time it is."""
+    now: datetime = await connection.fetchval(statements_for(schema, "cron.sql")["read_time"])
+    return now
+
+
 async def list_schedules(connection: Connection, schema: Schema) -> dict[str, KnownCrontab]:
     """All that are known, whoever has them."""
     rows = await connection.fetch(statements_for(schema, "cron.sql")["list_schedules"])

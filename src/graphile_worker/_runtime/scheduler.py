@@ -18,7 +18,7 @@ from graphile_worker._db.crontabs import Due
 from graphile_worker._db.failures import is_about_content
 from graphile_worker._runtime.service import Service, pause_after
 from graphile_worker.errors import DatabaseError, GraphileWorkerError
-from graphile_worker.wording import some
+from graphile_worker.wording import counted, some
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
@@ -179,6 +179,8 @@ class Scheduler(Service):
     async def _catch_up(self, first: datetime) -> None:
         """Add the jobs of all minutes that have come; most of the time of one."""
         now = self._clock.now()
+        if now >= first:
+            now = await self._asked_now()
         last = now.replace(second=0, microsecond=0)
         if now < first:
             if self._awaited == first and first - now > _HARDLY_EARLY:
@@ -187,7 +189,7 @@ class Scheduler(Service):
                         worker_pool=self._pool, current_timestamp=now, expected_timestamp=first
                     )
                 )
-            if not self._owed:
+            if not self._owed or last < first - _MINUTE:  # if the clock went back, what is owed has to wait
                 return
         if last > first:
             self._events.emit(
@@ -209,6 +211,15 @@ class Scheduler(Service):
         self._owed = dict(self._refused)
         self._next = max(first, last + _MINUTE)
 
+    async def _asked_now(self) -> datetime:
+        """What time it is, and no estimate: a minute that was had too early is gone when it comes."""
+        if not self._clock.local:
+            schema = self._session.schema
+            self._clock.observe(
+                await self._session.call(lambda on: database.read_time(on, schema), attempts=1)
+            )
+        return self._clock.now()
+
     def _since(self, place: int, first: datetime, last: datetime) -> datetime:
         """The first minute that an item is to have."""
         return max(self._owed[place], last - _LONGEST_OWED) if place in self._owed else first
@@ -224,13 +235,23 @@ class Scheduler(Service):
         if isinstance(item.match, str) and last - first > _SHORT:
             yield from item.occurrences(first - _MINUTE, last)
             return
+        failures = 0
+        why: Exception | None = None
         while first <= last:  # as a rule it is one minute, or a few, and then to ask for each is faster
             try:
-                if item.matches(first):
+                is_due = item.matches(first)
+            except Exception as error:  # noqa: BLE001 - a function of the user's: others are not to suffer
+                failures, why = failures + 1, why or error
+            else:
+                if is_due:
                     yield first
-            except Exception:  # a function of the user's: other items and minutes are not to suffer from it
-                self.logger.exception("The cron item %r cannot say when it is due", item.identifier)
             first += _MINUTE
+        if failures:
+            self.logger.error(
+                "The cron item %r cannot say when it is due, so of %s it has no job: %s",
+                *(item.identifier, counted(failures, "minute"), why),
+                exc_info=why,
+            )
 
     def _not_refused(self, chunk: list[Due]) -> list[Due]:
         return [due for due in chunk if due.place not in self._refused]

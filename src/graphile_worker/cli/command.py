@@ -221,7 +221,7 @@ def cron(ctx: click.Context, /, *, tasks_of: str | None, as_json: bool, **_: Any
 def check_crontab(ctx: click.Context, paths: tuple[Path, ...]) -> None:
     """Read crontabs, and tell all that is wrong with them.
 
-    The exit code is 1 if something is.
+    A file called - is standard input. The exit code is 1 if something is wrong.
     """
     from graphile_worker.cli.schedules import check  # noqa: PLC0415
 

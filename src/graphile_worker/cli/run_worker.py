@@ -85,8 +85,11 @@ def run_worker(
         stopped_by: list[str] = []
         events = what.events if isinstance(what, App) else Events()
         events.on("gracefulShutdown", lambda event: stopped_by.append(event.signal))
-        work = (_run_once if once else _run)(settings, what, events, control)
-        status = asyncio.run(work)
+        if once:
+            status = asyncio.run(_run_once(settings, what, events, control))
+        else:
+            crontab = crontab_of(settings, tasks_of, what)
+            status = asyncio.run(_run(settings, what, crontab, events, control))
         if stopped_by:
             end_by(signal.Signals[stopped_by[0]])
         sys.exit(status)
@@ -105,15 +108,21 @@ def _refuse_together(**chosen: bool) -> None:
 
 
 async def _run(
-    settings: Mapping[str, Value], what: App | Tasks, events: Events, control: Control | None
+    settings: Mapping[str, Value],
+    what: App | Tasks,
+    crontab: str | None,
+    events: Events,
+    control: Control | None,
 ) -> int:
+    if crontab is not None:
+        logger.info("The crontab is %s", crontab)
     options: Any = {
         **_of_both(settings),
         "poll_interval": settings["poll_interval"].value,
         "listen": settings["listen"].value,
         "listen_dsn": settings["listen_connection"].value,
         "health": settings["health"].value,
-        "crontab_file": crontab_of(settings, what),
+        "crontab_file": crontab,
         "handle_signals": True,
     }
     try:
@@ -227,11 +236,11 @@ def load(settings: Mapping[str, Value], tasks_of: str | None) -> App | Tasks:
 def _watched(settings: Mapping[str, Value], tasks_of: str | None) -> list[Path]:
     if find_spec("watchfiles") is None:
         raise MissingExtraError("--watch needs one more package: pip install 'graphile-worker[watch]'")
-    crontab = Path(settings["crontab"].value)
+    crontabs = _crontabs(settings, tasks_of)
     if tasks_of is not None:
-        return [Path.cwd(), crontab]
+        return [Path.cwd(), *crontabs]
     folder = Path(settings["tasks"].value)
-    return [folder, folder.with_name(f"{folder.name}.py"), crontab]
+    return [folder, folder.with_name(f"{folder.name}.py"), *crontabs]
 
 
 def _install(settings: Mapping[str, Value], tasks_of: str | None) -> None:
@@ -272,9 +281,21 @@ async def _cleaned(settings: Mapping[str, Value], what: App | Tasks, chosen: lis
         return await utils.cleanup(chosen, keep_task_identifiers=keep)
 
 
-def crontab_of(settings: Mapping[str, Value], what: App | Tasks | None) -> str | None:
+def crontab_of(settings: Mapping[str, Value], tasks_of: str | None, what: App | Tasks | None) -> str | None:
     """The crontab to read, if there is one; one that was asked for must be there."""
     crontab, source = settings["crontab"]
-    if source == "default" and isinstance(what, App) and what.sets("crontab"):
+    if source != "default":
+        return str(crontab)
+    if isinstance(what, App) and what.sets("crontab"):
         return None
-    return crontab if source != "default" or Path(crontab).exists() else None
+    return next((str(path) for path in _crontabs(settings, tasks_of) if path.exists()), None)
+
+
+def _crontabs(settings: Mapping[str, Value], tasks_of: str | None) -> list[Path]:
+    """Where it may be: beside the folder of the tasks, or where the command is run."""
+    crontab, source = settings["crontab"]
+    here = Path(crontab)
+    if tasks_of is not None or source != "default":
+        return [here]
+    beside = Path(settings["tasks"].value).parent / here
+    return [here] if beside == here else [beside, here]

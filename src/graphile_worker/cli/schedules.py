@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import UTC, datetime, timedelta
+import sys
+from datetime import UTC, datetime
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zoneinfo import ZoneInfo
 
 import click
 
@@ -16,19 +17,20 @@ from graphile_worker.cli import logs
 from graphile_worker.cli.run_worker import crontab_of, load
 from graphile_worker.client import WorkerUtils
 from graphile_worker.cron import CronItem, parse_cron_items
-from graphile_worker.errors import ConfigurationError
+from graphile_worker.cron.crontab import read_crontab
+from graphile_worker.cron.schedule import zone_of
+from graphile_worker.errors import ConfigurationError, SchemaMissingError
 from graphile_worker.loader import load_crontab
 from graphile_worker.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Mapping
 
     from graphile_worker._db.crontabs import KnownCrontab
     from graphile_worker.cli.settings import Value
 
 _RUNS = 5
-_FAR = timedelta(days=366 * 9)
+_STANDARD_INPUT = Path("-")
 
 
 def print_schedules(settings: Mapping[str, Value], tasks_of: str | None, *, as_json: bool) -> None:
@@ -36,20 +38,27 @@ def print_schedules(settings: Mapping[str, Value], tasks_of: str | None, *, as_j
     logs.configure(settings["log_level"].value, settings["log_format"].value)
     found = None if tasks_of is None else load(settings, tasks_of)
     app = found if isinstance(found, App) else None
-    items, path = [] if app is None else app.cron_items, crontab_of(settings, found)
+    items, path = [] if app is None else app.cron_items, crontab_of(settings, tasks_of, found)
     if path is not None:
         items += load_crontab(path)
     items = parse_cron_items(items)
-    known = asyncio.run(_known(settings, app))
+    try:
+        known = asyncio.run(_known(settings, app))
+    except SchemaMissingError as error:
+        known = {}
+        click.echo(f"Nothing is known of them: {error}", err=True)
     now = datetime.now(UTC)
+    others = sorted(known.keys() - {item.identifier for item in items})
     if as_json:
-        click.echo(json.dumps([_as_object(item, known, now) for item in items], indent=2))
+        objects = [_as_object(item, known.get(item.identifier), now) for item in items]
+        objects += [{"identifier": identifier, **_when_known(known[identifier])} for identifier in others]
+        click.echo(json.dumps(objects, indent=2))
         return
     for item in items:
         _print_item(item, known.get(item.identifier), now)
     if not items:
         click.echo(f"There are no recurring tasks: no file {settings['crontab'].value!r}, and no @app.cron.")
-    for identifier in known.keys() - {item.identifier for item in items}:
+    for identifier in others:
         click.echo(f"{identifier}: known to the database, but not to this crontab")
 
 
@@ -70,22 +79,33 @@ def _print_item(item: CronItem, known: KnownCrontab | None, now: datetime) -> No
     else:
         last = "never" if known.last_execution is None else _shown(known.last_execution)
         click.echo(f"  known since {_shown(known.known_since)}, last run {last}")
-    for at in _runs(item, now):
-        click.echo(f"  {_at(item, at)}")
+    runs, fault = _runs(item, now)
+    for line in [_at(item, at) for at in runs] or [fault or "never"]:
+        click.echo(f"  {line}")
 
 
-def _as_object(item: CronItem, known: Mapping[str, KnownCrontab], now: datetime) -> dict[str, Any]:
-    found = known.get(item.identifier)
-    last = found.last_execution if found else None
+def _as_object(item: CronItem, known: KnownCrontab | None, now: datetime) -> dict[str, Any]:
+    runs, fault = _runs(item, now)
+    zone = UTC if item.tz is None else zone_of(item.tz)
     return {
         "identifier": item.identifier,
         "task": item.task,
         "match": _pattern(item),
         "tz": item.tz,
         "fill": item.backfill.total_seconds(),
-        "known_since": found.known_since.isoformat() if found else None,
+        "overlap": item.overlap,
+        **_when_known(known),
+        "next": [at.isoformat() for at in runs],
+        "next_local": [at.astimezone(zone).isoformat() for at in runs],
+        "error": fault,
+    }
+
+
+def _when_known(known: KnownCrontab | None) -> dict[str, str | None]:
+    last = known.last_execution if known else None
+    return {
+        "known_since": known.known_since.isoformat() if known else None,
         "last_execution": last.isoformat() if last else None,
-        "next": [at.isoformat() for at in _runs(item, now)],
     }
 
 
@@ -94,7 +114,7 @@ def check(paths: tuple[Path, ...]) -> bool:
     good = True
     for path in paths:
         try:
-            items = parse_cron_items(load_crontab(path))
+            items = parse_cron_items(_of_standard_input() if path == _STANDARD_INPUT else load_crontab(path))
         except ConfigurationError as error:
             good = False
             click.echo(str(error), err=True)
@@ -103,21 +123,31 @@ def check(paths: tuple[Path, ...]) -> bool:
     return good
 
 
+def _of_standard_input() -> list[CronItem]:
+    try:
+        text = sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"The crontab '-' cannot be read: {error}.") from error
+    return read_crontab(text, source=str(_STANDARD_INPUT))
+
+
 def print_next(pattern: str, tz: str | None, count: int) -> None:
     """Print when a pattern fits next."""
     try:
         item = CronItem("pattern", pattern, tz=tz)
     except ConfigurationError as error:
         raise ConfigurationError(str(error).removeprefix("The cron item 'pattern': ")) from None
-    found = list(_runs(item, datetime.now(UTC), count))
-    for at in found:
-        click.echo(_at(item, at))
-    if not found:
-        click.echo("never")
+    runs, _ = _runs(item, datetime.now(UTC), count)
+    for line in [_at(item, at) for at in runs] or ["never"]:
+        click.echo(line)
 
 
-def _runs(item: CronItem, now: datetime, count: int = _RUNS) -> Iterator[datetime]:
-    return islice(item.occurrences(now, now + _FAR), count)
+def _runs(item: CronItem, now: datetime, count: int = _RUNS) -> tuple[list[datetime], str | None]:
+    """The next ones, and what is wrong with the item's function if it cannot tell."""
+    try:
+        return list(islice(item.occurrences(now), count)), None
+    except Exception as error:  # noqa: BLE001 - a function of the user's: the other items are to be shown
+        return [], f"{_pattern(item)} fails: {type(error).__name__}: {error}"
 
 
 def _pattern(item: CronItem) -> str:
@@ -125,7 +155,7 @@ def _pattern(item: CronItem) -> str:
 
 
 def _at(item: CronItem, at: datetime) -> str:
-    there = "" if item.tz is None else f"  {at.astimezone(ZoneInfo(item.tz)):%Y-%m-%d %H:%M %Z} in {item.tz}"
+    there = "" if item.tz is None else f"  {at.astimezone(zone_of(item.tz)):%Y-%m-%d %H:%M %Z} in {item.tz}"
     return f"{_shown(at)}{there}"
 
 

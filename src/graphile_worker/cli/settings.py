@@ -165,7 +165,7 @@ SETTINGS = (
     ),
     Setting(
         name="crontab", flags=("--crontab",), read=text, default="crontab", metavar="PATH",
-        help="File with recurring tasks.",
+        help="File with recurring tasks; by default crontab, beside the tasks or here.",
     ),
     Setting(
         name="jobs", flags=("-j", "--concurrency", "--jobs"), read=count(1), default=1, metavar="N",

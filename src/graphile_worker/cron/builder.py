@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from calendar import monthrange
+from collections.abc import Iterable
 from datetime import time
 from typing import TYPE_CHECKING, TypeAlias
 
-from graphile_worker.cron.expression import FIELDS
+from graphile_worker.cron.expression import FIELDS, MONTHS, SHORT, WEEKDAYS
 from graphile_worker.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 Weekday: TypeAlias = int | str
-_MONTHS = [
-    *("january", "february", "march", "april", "may", "june"),
-    *("july", "august", "september", "october", "november", "december"),
-]
-_DAYS = ["sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday"]
-_SHORT = 3
+_LEAP_YEAR = 2000
 _MINUTE, _HOUR, _DAY, _MONTH, _WEEKDAY = FIELDS
 
 
@@ -70,7 +67,7 @@ class Cron:
     @staticmethod
     def weekly(*, on: Weekday | Iterable[Weekday] = "sunday", at: str | time = "00:00") -> str:
         """On that day of each week, or on those; a name, or a number: 0 is Sunday."""
-        days = [on] if isinstance(on, int | str) else list(on)
+        days = list(on) if isinstance(on, Iterable) and not isinstance(on, str) else [on]
         if not days:
             raise ConfigurationError("Cron.weekly needs a day: on='monday'.")
         return f"{_time(at)} * * {','.join(str(day) for day in sorted({_weekday(day) for day in days}))}"
@@ -83,9 +80,10 @@ class Cron:
     @staticmethod
     def yearly(*, month: int | str = 1, on: int = 1, at: str | time = "00:00") -> str:
         """On that day of that month."""
-        number = _named("month", month, _MONTHS) + 1 if isinstance(month, str) else month
-        day = _number("on", on, _DAY.first, _DAY.last)
-        return f"{_time(at)} {day} {_number('month', number, _MONTH.first, _MONTH.last)} *"
+        number = _named("month", month, MONTHS) + 1 if isinstance(month, str) else month
+        days = monthrange(_LEAP_YEAR, _number("month", number, _MONTH.first, _MONTH.last))[1]
+        day = _number("on", on, _DAY.first, days)
+        return f"{_time(at)} {day} {number} *"
 
 
 def _every(name: str, step: int | None, whole: int) -> str:
@@ -107,14 +105,14 @@ def _number(name: str, value: object, first: int, last: int) -> int:
 
 def _weekday(day: object) -> int:
     if isinstance(day, str):
-        return _named("on", day, _DAYS)
+        return _named("on", day, WEEKDAYS)
     return _number("on", day, _WEEKDAY.first, _WEEKDAY.last) % _WEEKDAY.last
 
 
 def _named(argument: str, name: str, names: Sequence[str]) -> int:
     """By its first three letters, or by more of it."""
     for place, known in enumerate(names):
-        if len(name) >= _SHORT and known.startswith(name.lower()):
+        if len(name) >= SHORT and known.startswith(name.lower()):
             return place
     raise ConfigurationError(f"{argument} is {name!r}; it must be one of {', '.join(names)}.")
 

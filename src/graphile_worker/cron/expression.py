@@ -30,13 +30,19 @@ NICKNAMES = {
     "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
-_MONTHS = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"]
-_WEEKDAYS = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"]
+MONTHS = [
+    *("january", "february", "march", "april", "may", "june"),
+    *("july", "august", "september", "october", "november", "december"),
+]
+WEEKDAYS = ["sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday"]
+SHORT = 3
+"""How many letters of a name are enough."""
 _SUNDAY = 7
 _EVERY_DAY, _ALL_WEEK, _ALL_HOURS = 31, 7, 24
 # From 2096 to 2104 there is no 29 February. Nothing that happens at all is rarer.
 _LONGEST_GAP = 8 * 12 + 1
 _MOST_DIGITS = 30
+_NEAR = 0.7  # nearer than @every is to @weekly
 _PART = re.compile(
     r"(?P<all>\*)(?:/(?P<every>[0-9]+))?"
     r"|(?P<first>[0-9]+|[A-Za-z]{3})(?:-(?P<last>[0-9]+|[A-Za-z]{3})(?:/(?P<step>[0-9]+))?)?"
@@ -70,9 +76,9 @@ FIELDS = (
     Field("minute", 0, 59),
     Field("hour", 0, 23),
     Field("day of month", 1, 31),
-    Field("month", 1, 12, _MONTHS),
+    Field("month", 1, 12, [name[:SHORT].upper() for name in MONTHS]),
     # Sunday may be called 7 too.
-    Field("day of week", 0, _SUNDAY, _WEEKDAYS),
+    Field("day of week", 0, _SUNDAY, [name[:SHORT].upper() for name in WEEKDAYS]),
 )
 
 
@@ -137,7 +143,7 @@ class Pattern:
                     if day >= first and self._day_fits(number, day.isoweekday() % 7):
                         in_vain = 0
                         yield day
-            year, month = (year, month + 1) if month < len(_MONTHS) else (year + 1, 1)
+            year, month = (year, month + 1) if month < len(MONTHS) else (year + 1, 1)
 
 
 @lru_cache(maxsize=4096)
@@ -175,7 +181,7 @@ def read_pattern(words: Sequence[Word], faults: list[Fault], *, strict: bool) ->
     if words[0].text.startswith("@"):
         meaning = NICKNAMES.get(words[0].text.lower())
         if meaning is None:
-            near = difflib.get_close_matches(words[0].text, NICKNAMES, n=1)
+            near = difflib.get_close_matches(words[0].text.lower(), NICKNAMES, n=1, cutoff=_NEAR)
             hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(NICKNAMES)}"
             faults.append(Fault(words[0], f"there is no {words[0].text!r}; {hint}"))
             return None

@@ -11,10 +11,11 @@ from functools import cached_property, lru_cache
 from hashlib import sha256
 from itertools import takewhile
 from typing import Any, Literal, TypeAlias
+from zoneinfo import ZoneInfo
 
 from graphile_worker.cron.expression import Pattern, integer, parse_pattern
 from graphile_worker.cron.schedule import as_minute, fires, occurrences, zone_of
-from graphile_worker.durations import takes_one
+from graphile_worker.durations import LONGEST, Duration, takes_one
 from graphile_worker.errors import ConfigurationError, InvalidJobError
 from graphile_worker.job import MOST_JOB_KEY, JobKeyMode, JobSpec
 from graphile_worker.payload import decode_payload, encode_payload
@@ -43,11 +44,12 @@ class CronItem:
         priority: As for any job.
         job_key: As for any job: the next run replaces one that has not begun.
         job_key_mode: As for any job.
-        tz: The time zone of the pattern, such as ``"Europe/Paris"``; by default UTC.
+        tz: The time zone of the pattern, such as ``"Europe/Paris"``, or the `ZoneInfo` of that name; by
+            default UTC.
         overlap: ``"skip"`` to add no job while the one before is waiting or running.
         flags: As for any job.
         pattern: Another name of `match`.
-        fill: Another name of `backfill`, which may be a phrase such as ``"2h30m"``.
+        fill: Another name of `backfill`, which may be seconds, or a phrase such as ``"2h30m"``.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -72,13 +74,13 @@ class CronItem:
     priority: int | None = None
     job_key: str | None = None
     job_key_mode: JobKeyMode | str | None = None
-    tz: str | None = None
+    tz: str | ZoneInfo | None = None
     overlap: Overlap = "allow"
     flags: Iterable[str] | None = None
     pattern: InitVar[str | Predicate | None] = None
-    fill: InitVar[timedelta | str | None] = None
+    fill: InitVar[Duration | str | None] = None
 
-    def __post_init__(self, pattern: str | Predicate | None, fill: timedelta | str | None) -> None:
+    def __post_init__(self, pattern: str | Predicate | None, fill: Duration | str | None) -> None:
         self._check_names()
         if pattern is not None:
             if self.match:
@@ -96,6 +98,8 @@ class CronItem:
             raise ConfigurationError(
                 f"{self} has overlap='skip', which needs the job's key for itself, and job_key too. Give one."
             )
+        if isinstance(self.tz, ZoneInfo) and self.tz.key:
+            self._set("tz", self.tz.key)
         _ = self._match, self._zone  # they raise
 
     def _read_mode(self) -> JobKeyMode | None:
@@ -124,6 +128,9 @@ class CronItem:
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
+
+    def __hash__(self) -> int:
+        return hash((self.task, self.identifier))  # a payload has none
 
     def __str__(self) -> str:
         return f"The cron item {self.identifier!r}"
@@ -184,8 +191,13 @@ class CronItem:
         """
         return next(occurrences(self._match, self._zone, as_minute(moment)), None)
 
-    def occurrences(self, after: datetime, until: datetime) -> Iterator[datetime]:
+    def occurrences(self, after: datetime, until: datetime | None = None) -> Iterator[datetime]:
         """All minutes after the one, up to the other and including it, at which jobs are to be added, in UTC.
+
+        Args:
+            after: Without a time zone it is taken for UTC.
+            until: By default there is no end, but that of all dates; or, of a function of the caller's, a
+                year in which it was never true.
 
         Example:
             >>> from datetime import UTC, datetime
@@ -194,6 +206,8 @@ class CronItem:
             >>> [at.hour for at in item.occurrences(datetime(2030, 1, 1), datetime(2030, 1, 2))]
             [8, 16, 0]
         """
+        if until is None:
+            return occurrences(self._match, self._zone, as_minute(after))
         last = as_minute(until)
         return takewhile(lambda at: at <= last, occurrences(self._match, self._zone, as_minute(after), last))
 
@@ -285,17 +299,19 @@ def _item_of(given: object) -> CronItem:
 
 
 def parse_fill(period: object) -> timedelta:
-    """How far to look back: a timedelta, or a phrase such as ``4w3d2h1m``.
+    """How far to look back: seconds, a timedelta, or a phrase such as ``4w3d2h1m``.
 
     >>> parse_fill("4w3d2h1m") // timedelta(minutes=1)
     44761
     """
     if isinstance(period, timedelta) and period >= timedelta(0):
         return period
+    if isinstance(period, int | float) and not isinstance(period, bool) and 0 <= period <= LONGEST:
+        return timedelta(seconds=period)
     if not isinstance(period, str) or not FILL.fullmatch(period):
         raise ConfigurationError(
-            f"A backfill of {period!r} is not understood; it must be a timedelta, or a phrase of numbers, "
-            "each with w, d, h, m or s: '4w3d2h1m'."
+            f"A backfill of {period!r} is not understood; it must be seconds, a timedelta, or a phrase of "
+            "numbers, each with w, d, h, m or s: '4w3d2h1m'."
         )
     total = sum(integer(part[:-1]) * _UNITS[part[-1]] for part in re.findall(r"[0-9]+[smhdw]", period))
     days, rest = divmod(total, _UNITS["d"])

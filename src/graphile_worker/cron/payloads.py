@@ -18,6 +18,11 @@ _INDEX = re.compile(r"0|[1-9][0-9]{0,9}")
 _MOST_INDEX = 2**32 - 2
 
 
+_STRING_OR_COMMENT = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|/\*.*?\*/|//[^\n\r\u2028\u2029]*"""
+_NAME = re.compile(rf"{_STRING_OR_COMMENT}|(?P<name>[^\s:,{{}}\[\]'\"/]+)", re.DOTALL)
+_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
+
+
 class PayloadFaultError(ValueError):
     """It is no JSON5.
 
@@ -45,7 +50,7 @@ def parse_payload(text: str) -> dict[str, Any]:
     import json5  # noqa: PLC0415 - it takes its time, and most programs have no use for it
 
     try:
-        return _read(json5.loads, text)
+        payload = _read(json5.loads, text)
     except ValueError as error:
         found = _WHERE.fullmatch(str(error))
         if found is None:
@@ -54,6 +59,23 @@ def parse_payload(text: str) -> dict[str, Any]:
         raise PayloadFaultError(f"the payload is no JSON5: {what}", int(found["column"]) - 1) from None
     except RecursionError:
         raise PayloadFaultError("the payload is nested too deeply", 0) from None
+    _check_names(text)
+    return payload
+
+
+def _check_names(text: str) -> None:
+    """Refuse keys without quotes in which an escape stands for what could not stand there itself."""
+    if "\\u" not in text:
+        return
+    for found in _NAME.finditer(text):
+        name = found["name"] or ""
+        if "\\" in name and not _is_name(_ESCAPE.sub(lambda escape: chr(int(escape[1], 16)), name)):
+            raise PayloadFaultError(f"the payload is no JSON5: {name!r} is no key", found.start())
+
+
+def _is_name(text: str) -> bool:
+    plain = re.sub("[$\u200c\u200d]", "_", text)
+    return plain.isidentifier() and text[0] not in "\u200c\u200d"
 
 
 def _read(loads: Callable[..., Any], text: str) -> dict[str, Any]:

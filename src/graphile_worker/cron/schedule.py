@@ -37,7 +37,7 @@ _ALWAYS_THERE = {"UTC", "Etc/UTC"}
 _FOR_A_PREDICATE = timedelta(days=366)
 
 
-def zone_of(name: str) -> tzinfo:
+def zone_of(name: object) -> tzinfo:
     """The time zone of that name.
 
     >>> zone_of("Europe/Pariss")
@@ -45,6 +45,8 @@ def zone_of(name: str) -> tzinfo:
     graphile_worker.errors.ConfigurationError: There is no time zone 'Europe/Pariss'; did you mean \
 Europe/Paris?
     """
+    if not isinstance(name, str):
+        raise ConfigurationError(f"The time zone {name!r} must be a name, such as 'Europe/Paris' or 'UTC'.")
     if name in _ALWAYS_THERE:
         return UTC
     try:

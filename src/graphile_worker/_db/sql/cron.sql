@@ -8,6 +8,9 @@ select wanted.identifier, known.known_since, known.last_execution, now() as now
 from unnest($1::text[]) as wanted (identifier)
 left join {schema}._private_known_crontabs as known on known.identifier = wanted.identifier;
 
+-- name: read_time
+select now();
+
 -- name: list_schedules
 select identifier, known_since, last_execution
 from {schema}._private_known_crontabs
