@@ -30,6 +30,7 @@ from graphile_worker import (
     parse_crontab,
     run,
     run_once,
+    task,
 )
 from graphile_worker._db import crontabs
 from graphile_worker._db.connect import Pool
@@ -40,6 +41,7 @@ from graphile_worker._runtime.clock import Clock
 from graphile_worker._runtime.scheduler import Scheduler
 from graphile_worker.events import WorkerPool
 from graphile_worker.logs import ScopedLogger
+from graphile_worker.specs import Specs
 from graphile_worker.testing import Databases
 from support.waiting import until
 from support.workers import Heard, nothing, running
@@ -94,6 +96,7 @@ class Desk:
             utils=WorkerUtils.on_session(
                 session or self.session, use_local_time=False, middleware=middleware
             ),
+            specs=Specs({}),
             clock=clock or self.clock,
             events=heard.events if heard else Events(),
             logger=ScopedLogger(logging.getLogger("graphile_worker"), {}),
@@ -801,6 +804,19 @@ class TestUnderAWorker:
         many, one = [record.message for record in caplog.records if "does not have" in record.message]
         assert "The cron item 'other' adds jobs of the task 'other', which this worker does not have" in one
         assert "The cron items 'i0', 'i1', 'i2', 'i3', 'i4' and 2 more add jobs of the task 'many'" in many
+
+    async def test_an_item_whose_payload_its_task_does_not_take(
+        self, database: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        @task
+        async def hello(name: str) -> None: ...
+
+        crontab = '* * * * * hello ?id=bad\n* * * * * hello ?id=good {name: "Ann"}\n'
+        async with running({"hello": hello}, database, crontab=crontab):
+            pass
+        [warned] = [record.message for record in caplog.records if "will fail" in record.message]
+        assert "The cron item 'bad' adds jobs that will fail" in warned
+        assert "missing a required argument: 'name'" in warned
 
     @pytest.mark.parametrize(
         "options",

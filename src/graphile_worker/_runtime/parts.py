@@ -210,6 +210,7 @@ class Parts:
             items=options.cron_items,
             session=self.session,
             utils=self.utils,
+            specs=read_specs(self._tasks),
             clock=self._clock,
             events=options.events,
             logger=self.logger,

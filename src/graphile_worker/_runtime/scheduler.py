@@ -17,7 +17,7 @@ from graphile_worker._db import crontabs as database
 from graphile_worker._db.crontabs import Due
 from graphile_worker._db.failures import is_about_content
 from graphile_worker._runtime.service import Service, pause_after
-from graphile_worker.errors import DatabaseError, GraphileWorkerError
+from graphile_worker.errors import DatabaseError, GraphileWorkerError, InvalidJobError
 from graphile_worker.wording import counted, some
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from graphile_worker.emitter import Events
     from graphile_worker.events import WorkerPool
     from graphile_worker.logs import ScopedLogger
+    from graphile_worker.specs import Specs
 
 _MINUTE = timedelta(minutes=1)
 _JUST_AFTER = 0.001
@@ -64,6 +65,7 @@ class Scheduler(Service):
 
     Args:
         items: The schedules, as `parse_cron_items` returns them; one at least.
+        specs: Knows what the tasks of this worker take.
     """
 
     name = "scheduler"
@@ -75,6 +77,7 @@ class Scheduler(Service):
         items: Sequence[CronItem],
         session: Session,
         utils: WorkerUtils,
+        specs: Specs,
         clock: Clock,
         events: Events,
         logger: ScopedLogger,
@@ -84,6 +87,7 @@ class Scheduler(Service):
         self._items = items
         self._session = session
         self._around = utils.through_middleware if utils.middleware else None
+        self._specs = specs
         self._clock = clock
         self._events = events
         self._start: datetime | None = None
@@ -95,7 +99,7 @@ class Scheduler(Service):
         self._waits_since: float | None = None
 
     def announce(self) -> None:
-        """Say what there is, and which items this worker cannot run itself."""
+        """Say what there is, which items this worker cannot run itself, and which ones nobody can."""
         identifiers = ", ".join(item.identifier for item in self._items)
         self.logger.info("Recurring tasks: %s", textwrap.shorten(identifiers, _MOST_SAID, placeholder=" …"))
         for task, items in groupby(sorted(self._items, key=attrgetter("task")), attrgetter("task")):
@@ -107,6 +111,11 @@ class Scheduler(Service):
                     "that has it",
                     *(who, task),
                 )
+        for item in self._items:
+            try:
+                self._specs.of(item.task, item.payload, {})
+            except InvalidJobError as error:
+                self.logger.warning("The cron item %r adds jobs that will fail: %s", item.identifier, error)
 
     async def tick(self) -> float:
         """Add what is due; seconds until the next minute."""
