@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from chaos.ledger import Asked, LeftJob
 
 _TOLERANCE = 0.005
+_LINGERS = 60.0
+"""Seconds for which a statement whose client is gone may still be under way."""
 """Seconds by which lines of two processes may be written in the wrong order."""
 
 
@@ -107,10 +109,11 @@ class Auditor:
         return [other.token for other in self._history.asked.values() if other.key == key and other.at > at]
 
     def _may_be_removed(self, key: str, token: str) -> bool:
-        """Whether it was asked for after that; or before, and nobody knows when it happened."""
+        """Whether it was asked for after that; or just before, and nobody knows when it happened."""
         at = self._history.asked[token].at
         return any(
-            asked.key == key and (asked.at > at or asked.token not in self._history.removed)
+            asked.key == key
+            and (asked.at > at or (asked.token not in self._history.removed and asked.at > at - _LINGERS))
             for asked in self._history.removing
         )
 

@@ -241,6 +241,15 @@ class TestTasks:
             "4 of 5 items failed: [0] busy; [1] To be tried again; [3] not yet; [4] never"
         )
 
+    async def test_an_item_that_can_never_succeed_does_not_choose_when(self, database: str) -> None:
+        @task(batch=True, on_invalid_payload="fail")
+        async def function(_items: list[int]) -> list[Any]:
+            return [Retry("busy", after=5000)]
+
+        job = await result(database, function, [1, "x"])
+        assert job is not None
+        assert 5000 <= (job.run_at - job.updated_at).total_seconds() < 5100
+
     async def test_a_snoozed_item_is_tried_after_its_delay_and_uses_an_attempt(self, database: str) -> None:
         @task(batch=True)
         async def function(_items: list[int]) -> list[Any]:
@@ -412,6 +421,14 @@ class TestEnqueueing:
                 await send.enqueue([1, "x"])  # type: ignore[list-item]
             with pytest.raises(InvalidJobError, match="at least one item"):
                 await send.enqueue([])
+
+    @pytest.mark.parametrize("kind", [list[int], tuple[int, ...]])
+    async def test_a_function_of_the_items_may_make_the_key(self, kind: Any) -> None:
+        async def send(items: Any) -> None: ...
+
+        send.__annotations__["items"] = kind
+        declared = task(batch=True, job_key=lambda items: f"{len(items)} items")(send)
+        assert declared.spec([1, 2]).job_key == "2 items"
 
     async def test_items_of_one_key_are_gathered(self, database: str) -> None:
         app = App(database)

@@ -164,6 +164,7 @@ class TestRemovedJobs:
 
     def test_a_removal_of_which_nobody_knows_may_have_come_later(self) -> None:
         assert rules(Removing(at=1, token="r", key="k"), *added("1", 2, key="k")) == []
+        assert rules(Removing(at=1, token="r", key="k"), *added("1", 1000, key="k")) == ["lost"]
 
     def test_one_that_was_removed_must_not_run(self) -> None:
         lines = [*added("1", key="k"), *ran("1", 2, 3)]

@@ -37,4 +37,5 @@ def test_every_verb_says_how_it_ends_and_what_it_reads() -> None:
         with click.Context(command, info_name=path[-1], max_content_width=100) as context:
             text = " ".join(command.get_help(context).split())
         assert "Exit codes: 0, all is done; 1, " in text, path
-        assert "Environment: DATABASE_URL names the database" in text, path
+        reads = path[-1] not in {"init", "completion", "check", "next"}
+        assert ("Environment: DATABASE_URL names the database" in text) is reads, path

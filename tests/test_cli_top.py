@@ -375,8 +375,8 @@ class TestFailures:
                 return row["locked_at"] is None and row["last_error"] is not None
 
             await until(failed, "the job has failed")
-            ended = await db.fetchval("select now()")
             first, *others = await utils.many.failures()
+            ended = await db.fetchval("select now()")
         assert (first.id, len(others)) == (old["id"], 49)
         if told:
             assert first.failed_at is not None

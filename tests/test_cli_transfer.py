@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import asyncpg
 import pytest
 
 from graphile_worker.testing import Databases
-from support.commands import INTERRUPTED, Cli
+from support.commands import COMMAND, INTERRUPTED, Cli
 from support.jobs import add, bring_to, count, lock
 from support.waiting import until
 
@@ -278,6 +279,32 @@ class TestWhatIsWrittenTo:
         await cli.out("export", "-o", "jobs.jsonl")
         assert path.stat().st_mode & 0o777 == 0o600
 
+    async def test_a_file_that_standard_output_is_appended_to_keeps_what_it_has(
+        self, db: asyncpg.Connection, cli: Cli
+    ) -> None:
+        await add(db, "t")
+        file = cli.folder / "all.jsonl"
+        file.write_text("old\n")
+        with file.open("ab") as appended:
+            command = [COMMAND, "export", "-o", "/dev/stdout"]
+            await asyncio.to_thread(
+                subprocess.run,
+                command,
+                check=True,
+                stdout=appended,
+                stderr=subprocess.PIPE,
+                env=cli.environment,
+            )
+        old, job = file.read_text().splitlines()
+        assert (old, json.loads(job)["task_identifier"]) == ("old", "t")
+
+    async def test_links_in_a_circle_are_a_sentence(self, cli: Cli) -> None:
+        (cli.folder / "a").symlink_to("b")
+        (cli.folder / "b").symlink_to("a")
+        done = await cli("export", "-o", "a")
+        assert (done.returncode, "a cannot be written" in done.stderr) == (1, True)
+        assert "Traceback" not in done.stderr
+
     async def test_two_at_once_into_one_file(
         self, db: asyncpg.Connection, cli: Cli, database: str, tmp_path: Path
     ) -> None:
@@ -291,7 +318,9 @@ class TestWhatIsWrittenTo:
             ]
 
             async def wait() -> bool:
-                return int(await db.fetchval("select count(*) from pg_locks where not granted")) == 2
+                here = "database = (select oid from pg_database where datname = current_database())"
+                waiting = f"select count(*) from pg_locks where not granted and {here}"
+                return int(await db.fetchval(waiting)) == 2
 
             await until(wait, "both have opened their files, and wait for jobs")
         await other.close()

@@ -274,13 +274,14 @@ class TestAroundRunning:
     async def test_after_a_timeout_the_task_may_be_tried_again_with_all_its_time(self, database: str) -> None:
         seen: list[str] = []
 
-        @task(timeout=0.5)
-        async def function() -> None:
+        @task(timeout=60)
+        async def function(ctx: JobContext) -> None:
             seen.append("begins")
             if len(seen) == 1:
+                ctx.extend_deadline(0.01)
                 await asyncio.Event().wait()
             await asyncio.sleep(0)
-            seen.append("ends")
+            seen.append("is to stop" if ctx.stopping else "ends")
 
         async def tries_again(_ctx: JobContext, proceed: Running) -> None:
             try:
@@ -290,6 +291,28 @@ class TestAroundRunning:
 
         assert await result(database, function, Around(tries_again)) is None
         assert seen == ["begins", "begins", "ends"]
+
+    async def test_a_thread_that_is_tried_again_after_a_timeout_is_not_told_to_stop_at_once(
+        self, database: str
+    ) -> None:
+        seen: list[bool] = []
+
+        @task(timeout=60)
+        def function(ctx: JobContext) -> None:
+            if not seen:
+                ctx.extend_deadline(0.01)
+                seen.append(ctx.stopping.wait(60))
+                return
+            seen.append(bool(ctx.stopping))
+
+        async def tries_again(_ctx: JobContext, proceed: Running) -> None:
+            try:
+                await proceed()
+            except TaskTimeoutError:
+                await proceed()
+
+        assert await result(database, function, Around(tries_again)) is None
+        assert seen == [True, False]
 
     async def test_it_is_cancelled_with_the_job_at_shutdown(self, database: str) -> None:
         gate = Gate()
@@ -673,7 +696,7 @@ class TestSlowJobs:
             time.sleep(0.02)
 
         assert await result(database, blocks, SlowJobs(0.01)) is None
-        assert len(re.findall(r"Job \d+ \(task\) has run for 0\.\d+ s", caplog.text)) == 1
+        assert len(re.findall(r"Job \d+ \(task\) has run for [\d.]+ s", caplog.text)) == 1
         assert "has been running" not in caplog.text
 
     async def test_of_others_it_says_nothing_also_not_when_they_have_ended(

@@ -35,6 +35,7 @@ def test_npm_is_asked_three_times(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(fetch_peers, "PEERS", tmp_path / "peers")
     monkeypatch.setattr(fetch_peers, "PAUSES", (0, 0))
+    monkeypatch.setenv("PEERS_REQUIRED", "1")
     assert fetch_peers.fetch("peer@1") == problem
     assert (tmp_path / "peers" / "peer-1" / ".done").exists() is (problem is None)
     assert (tmp_path / "asked").read_text() == "asked\n" * 3

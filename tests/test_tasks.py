@@ -7,7 +7,7 @@ import logging
 import threading
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import asyncpg
 import msgspec
@@ -421,6 +421,16 @@ class SendEmail:
         sent.append((self, ctx.job.id))
 
 
+class Goods(NamedTuple):
+    weight: int
+
+
+class Parcel(Goods):
+    identifier: ClassVar[str] = "parcel"
+
+    async def run(self, ctx: JobContext) -> None: ...
+
+
 class Count(msgspec.Struct):
     identifier: ClassVar[str] = "count"
     n: int
@@ -456,6 +466,12 @@ class TestClasses:
         assert sorted(sent, key=str) == sorted(
             [Count(7), (SendEmail("Ann", 2), one.id), (Ship(days=[1, 2]), "ship")], key=str
         )
+
+    async def test_a_named_tuple_too(self, app: App) -> None:
+        app.task(Parcel)
+        one = await app.add_job(Parcel(3))
+        [two] = await app.add_jobs([Parcel(3)])
+        assert (one.task_identifier, one.payload) == (two.task_identifier, two.payload)
 
     async def test_a_task_adds_what_the_app_adds(self, app: App) -> None:
         """By instances, tasks and names, with the same options; and it refuses what the app refuses."""

@@ -204,6 +204,11 @@ class TestOnTheEventLoop:
 
 
 class TestOnAThread:
+    @pytest.fixture(autouse=True)
+    def _patience(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A thread that is told may have its turn later: after a pause the event loop's timer is first."""
+        monkeypatch.setattr(deadline, "_LAST_CHANCE", DEADLINE)
+
     async def test_it_is_told_and_may_end(self, database: str) -> None:
         @task(timeout=0.05)
         def function(ctx: JobContext) -> None:

@@ -230,6 +230,11 @@ class Items(Whole):
         """The type of an item."""
         self._make = tuple if _sequence_of(kind) is tuple else list
 
+    @property
+    def example(self) -> Arguments:
+        """No items."""
+        return self.passing(())
+
     def passing(self, value: Any) -> Arguments:
         """The items as the function takes them."""
         return super().passing(self._make(value))

@@ -212,6 +212,21 @@ class Surroundings:
                     own.set()
             return own
 
+    def told_anew(self, job: Job, told: Stopping) -> Stopping:
+        """For a job that runs again after its timeout. That the worker stops, or it is cancelled, stands.
+
+        Whatever is left of its first run keeps what it was told by.
+        """
+        with self._lock:
+            place = job.id, job.locked_at
+            own = self._of_jobs.get(place, told)
+            if not told or self.stopping(job.task_identifier) or told.cancelled or own.cancelled:
+                return told
+            self._of_jobs.pop(place, None)
+            new = Stopping()
+            self._own[new] = job.task_identifier
+        return new
+
     def calm(self) -> None:
         """Jobs that begin from now on need not stop."""
         self._stopping = self._stopping if not self._stopping else Stopping()

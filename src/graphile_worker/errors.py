@@ -100,6 +100,7 @@ class BatchError(TaskError):
     Attributes:
         errors: What they failed with.
         places: Which they are, in the payload; the first is 0.
+        final_places: Those of them that are never to be tried again by themselves.
         final: Whether none of them is to be tried again.
     """
 
@@ -109,11 +110,13 @@ class BatchError(TaskError):
         *,
         errors: Sequence[BaseException] = (),
         places: Sequence[int] = (),
+        final_places: Sequence[int] = (),
         final: bool = False,
     ) -> None:
         super().__init__(message)
         self.errors = tuple(errors)
         self.places = tuple(int(place) for place in places)
+        self.final_places = tuple(final_places)
         self.final = final
 
 

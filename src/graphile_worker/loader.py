@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _NOT_IN_A_NAME = re.compile(r"\W")
-_NEVER_THE_PLACE = ("<", str(Path(__file__).parent), functools.__file__)
+_NEVER_THE_PLACE = ("<", str(Path(__file__).parent) + os.sep, functools.__file__)
 """Where a file of the user's called us, a property or what has no file, is the place of an error."""
 logger = logging.getLogger("graphile_worker")
 

@@ -65,7 +65,7 @@ class Specs:
     def _spec(self, job: Any) -> JobSpec:
         if isinstance(job, JobSpec):
             return job
-        if isinstance(job, str | bytes | tuple):
+        if isinstance(job, str | bytes) or type(job) is tuple:
             raise InvalidJobError(
                 f"add_jobs takes specs, and instances of classes that are tasks, not {reprlib.repr(job)}. "
                 "Task.spec(...) makes a spec, and so does JobSpec(identifier, payload).",

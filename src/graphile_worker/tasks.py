@@ -252,6 +252,11 @@ class Task(Enqueuer[Q], Generic[P, Q, R]):
         """Whether its jobs have nowhere to go."""
         return self._queue is None
 
+    @property
+    def makes_keys(self) -> bool:
+        """Whether its jobs have keys without being given one."""
+        return self._job_key is not None
+
     def attach(self, queue: Queue) -> None:
         """From now on its jobs go there."""
         self._queue = queue

@@ -43,7 +43,9 @@ class _Around:
 
         def proceed(payload: Any = _AS_IT_IS, /) -> Coroutine[Any, Any, Any]:
             if begun and deadline is not None:
-                deadline.begin()  # or a task that is tried again after a timeout would have no time
+                # Or a task that is tried again after a timeout has no time, and is told to stop at once.
+                deadline.begin()
+                deadline.stopping = self._surroundings.told_anew(job, deadline.stopping)
             if payload is _AS_IT_IS:
                 begun.append(self._inner(handler, job, deadline))
             else:

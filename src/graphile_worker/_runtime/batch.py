@@ -111,7 +111,8 @@ def time_chosen(error: BatchError) -> dict[str, Any]:
 
     They stay one job, so the earliest holds.
     """
-    open_items = [item for item in error.errors if not isinstance(item, Fail)]
+    final = set(error.final_places)
+    open_items = [item for place, item in zip(error.places, error.errors, strict=False) if place not in final]
     choices = [item for item in open_items if isinstance(item, Retry | Snooze)]
     if not choices or len(choices) < len(open_items):
         return {}
@@ -149,6 +150,7 @@ def failed_in_part(
 ) -> BatchError:
     """An error that says which items failed, and of what."""
     places = sorted(errors)
+    final = [place for place in places if is_final(errors[place])]
     named = "; ".join(f"[{place}] {_told(errors[place])}" for place in places[:_MOST_NAMED])
     if len(places) > _MOST_NAMED:
         named += f"; and {len(places) - _MOST_NAMED} more"
@@ -156,7 +158,8 @@ def failed_in_part(
         f"{len(places)} of {count} items failed: {named}",
         errors=[errors[place] for place in places],
         places=places,
-        final=all(map(is_final, errors.values())),
+        final_places=final,
+        final=len(final) == len(places),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import logging
+import os
 import pickle
 import sys
 import traceback
@@ -17,7 +18,7 @@ from graphile_worker.outcome import ControlFlow
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _formatter = logging.Formatter()
 
@@ -42,13 +43,20 @@ class CarriedError(NamedTuple):
     items: list[CarriedError] | None = None
     """What the items of a batch failed with."""
     places: tuple[int, ...] = ()
+    final_places: tuple[int, ...] = ()
     final: bool = False
 
     def error(self) -> BaseException:
         """The exception, or one of the same name and text if it cannot be had here."""
         if self.items is not None:
             errors = [item.error() for item in self.items]
-            return BatchError(self.text, errors=errors, places=self.places, final=self.final)
+            return BatchError(
+                self.text,
+                errors=errors,
+                places=self.places,
+                final_places=self.final_places,
+                final=self.final,
+            )
         error = _unpickled(self.pickled) or _likeness(self)
         if isinstance(error, ControlFlow):
             error.__cause__ = None if self.cause is None else self.cause.error()
@@ -63,7 +71,9 @@ def carry(error: BaseException) -> CarriedError:
     carried = CarriedError(kind.__module__, kind.__qualname__, _text(error), _traceback(error), None)
     if isinstance(error, BatchError):
         items = [carry(item) for item in error.errors]
-        return carried._replace(items=items, places=error.places, final=error.final)
+        return carried._replace(
+            items=items, places=error.places, final_places=error.final_places, final=error.final
+        )
     if isinstance(error, ControlFlow):
         if error.__cause__ is not None:
             carried = carried._replace(cause=carry(error.__cause__))

@@ -283,10 +283,11 @@ def _warn_of_keys(identifier: str, parameters: list[inspect.Parameter]) -> None:
     """Who forgets ``@task`` would have a dictionary in place of a text, and a job that seems to be done."""
     for one in parameters:
         annotation = getattr(one.annotation, "__name__", one.annotation)
-        if annotation in _OF_ONE_KEY and one.name != "payload":
+        if isinstance(annotation, str) and annotation in _OF_ONE_KEY and one.name != "payload":
             logger.warning(
                 "The task %r is a plain function, so it is called with the whole payload, and not with its "
-                "key %r. To have the keys as parameters put @task above it, from graphile_worker",
+                "key %r. To have the keys as parameters put @task above it, from graphile_worker; if the "
+                "payload is no object, call the parameter payload",
                 *(identifier, one.name),
             )
             return

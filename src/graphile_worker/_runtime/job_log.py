@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _MOST_PER_SECOND = 50
 _MOST_TRACEBACKS = 3
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 class JobLog:

@@ -113,7 +113,7 @@ class Scheduler(Service):
                 )
         for item in self._items:
             try:
-                self._specs.of(item.task, item.payload, {})
+                self._specs.of(item.task, item.payload, {"job_key": None})  # the crontab says which, if any
             except InvalidJobError as error:
                 self.logger.warning("The cron item %r adds jobs that will fail: %s", item.identifier, error)
 

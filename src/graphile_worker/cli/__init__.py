@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 
 
 def main() -> None:
     """Run the command; a mistake of the user's is a sentence, not a traceback."""
     # It takes a while to import all that is needed. Ctrl-C in between ends it as it ends any program, unless
     # whoever started us wants it to be ignored.
-    as_exception = signal.getsignal(signal.SIGINT)
-    if as_exception is signal.default_int_handler:
+    raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if raises and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     import click  # noqa: PLC0415
 
@@ -21,7 +22,8 @@ def main() -> None:
     from graphile_worker.errors import GraphileWorkerError  # noqa: PLC0415
 
     try:
-        signal.signal(signal.SIGINT, as_exception)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL and raises:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.exit(root(prog_name="graphile-worker", standalone_mode=False))
     except click.ClickException as error:
         error.show()

@@ -69,11 +69,12 @@ def add(
     Where the setting app names an app, the job is added as the app adds it, where its workers look: what a
     task of the app says of its jobs holds, unless a flag says otherwise, and the payload is checked.
     """
-    if options["job_key_mode"] and not options["job_key"]:
-        raise click.UsageError("--key-mode says what to do if the key is in use: it needs --key.")
     given = {name: value for name, value in options.items() if value not in (None, ())}
     read = _read_payload(payload)
     app = None if no_app else _app_of(settings)
+    declared = app.tasks.get(task) if app is not None else None
+    if options["job_key_mode"] and not (options["job_key"] or (declared and declared.makes_keys)):
+        raise click.UsageError("--key-mode says what to do if the key is in use: it needs --key.")
     job = asyncio.run(
         _add_by(app, task, read, given) if app is not None else _add(settings, task, read, given)
     )

@@ -30,6 +30,7 @@ from graphile_worker.cli.settings import SETTINGS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_OF_CRON = ("crontab", "tasks")
 _ACTIONS = ("once", "watch", "schema_only", "cleanup")
 _VERBS = (
     add_job.add, list_jobs.list_jobs, list_jobs.show, change_jobs.complete, change_jobs.fail,
@@ -134,7 +135,7 @@ def root(ctx: click.Context, /, **_: Any) -> None:
         verb = ctx.invoked_subcommand
         allowed = {
             setting.name for setting in SETTINGS if setting.for_all_verbs or verb in {"config", setting.name}
-        } | {"config"}
+        } | {"config", *(_OF_CRON if verb == "cron" else ())}
         for name in ctx.obj.keys() - allowed:
             flag = next(p.opts[-1] for p in ctx.command.params if p.name == name)
             ctx.fail(f"{flag} is about running a worker; it does nothing with {verb}.")
@@ -199,7 +200,7 @@ def health(ctx: click.Context, /, *, live: bool, any_host: bool, as_json: bool, 
     context_settings=CONTEXT,
     epilog=ending("graphile-worker cron next '0 8 * * MON' --tz Europe/Paris"),
 )
-@setting_flags(of_run=False, also=("crontab",))
+@setting_flags(of_run=False, also=_OF_CRON)
 @click.option("--app", "tasks_of", metavar="MODULE:APP", help="An app whose recurring tasks to show too.")
 @click.option("--json", "as_json", is_flag=True, help="An array of objects.")
 @click.pass_context
@@ -215,7 +216,9 @@ def cron(ctx: click.Context, /, *, tasks_of: str | None, as_json: bool, **_: Any
         print_schedules(settings, tasks_of or settings["app"].value, as_json=as_json)
 
 
-@cron.command("check", context_settings=CONTEXT, epilog=ending("graphile-worker cron check crontab"))
+@cron.command(
+    "check", context_settings=CONTEXT, epilog=ending("graphile-worker cron check crontab", reads=False)
+)
 @click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.pass_context
 def check_crontab(ctx: click.Context, paths: tuple[Path, ...]) -> None:
@@ -229,7 +232,9 @@ def check_crontab(ctx: click.Context, paths: tuple[Path, ...]) -> None:
         ctx.exit(1)
 
 
-@cron.command("next", context_settings=CONTEXT, epilog=ending("graphile-worker cron next '*/5 * * * *'"))
+@cron.command(
+    "next", context_settings=CONTEXT, epilog=ending("graphile-worker cron next '*/5 * * * *'", reads=False)
+)
 @click.argument("pattern")
 @click.option("--tz", metavar="ZONE", help="The time zone of the pattern, such as Europe/Paris.")
 @click.option("-n", "--count", metavar="N", type=Integer(1, 1000), default=5, help="How many to show.")
@@ -253,7 +258,7 @@ def config(ctx: click.Context, /, *, as_json: bool, **_: Any) -> None:
 
 @root.command(
     context_settings=CONTEXT,
-    epilog=ending('eval "$(graphile-worker completion bash)"'),
+    epilog=ending('eval "$(graphile-worker completion bash)"', reads=False),
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context

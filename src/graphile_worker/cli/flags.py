@@ -81,11 +81,19 @@ def gathered(flags: Mapping[str, Any]) -> dict[str, Value]:
     return gather({name: value for name, value in flags.items() if name in _NAMES}, flags.get("config"))
 
 
-def ending(*examples: str, codes: str = "") -> str:
-    """What a help ends with: examples, and what holds for all verbs; `codes` are exit codes of its own."""
+def ending(*examples: str, codes: str = "", reads: bool = True) -> str:
+    """What a help ends with: examples, and what holds for all verbs.
+
+    Args:
+        examples: Whole commands.
+        codes: Exit codes of its own.
+        reads: Whether it reads the settings.
+    """
     shown = "\n".join(f"  {example}" for example in examples)
     heading = "Examples" if len(examples) > 1 else "Example"
-    return f"\b\n{heading}:\n{shown}\n\n{_EXIT_CODES.format(codes)}\n\n{_ENVIRONMENT}"
+    return f"\b\n{heading}:\n{shown}\n\n{_EXIT_CODES.format(codes)}" + (
+        f"\n\n{_ENVIRONMENT}" if reads else ""
+    )
 
 
 def verb(

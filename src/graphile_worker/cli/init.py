@@ -26,7 +26,9 @@ Wrote {files}. Next:
 """
 
 
-@click.command(context_settings=CONTEXT, epilog=ending("graphile-worker init", "graphile-worker init shop"))
+@click.command(
+    context_settings=CONTEXT, epilog=ending("graphile-worker init", "graphile-worker init shop", reads=False)
+)
 @click.argument("folder", default=".", type=click.Path(path_type=Path))
 @json_flag
 def init(folder: Path, *, as_json: bool) -> None:

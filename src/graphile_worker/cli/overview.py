@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from graphile_worker.cli import times
-from graphile_worker.cli.flags import json_flag, queue_of, verb
+from graphile_worker.cli.flags import Integer, json_flag, queue_of, verb
 from graphile_worker.cli.printing import (
     STATES,
     Column,
@@ -171,7 +171,7 @@ _QUEUES: list[Column[QueueStats]] = [
 @verb("queues", "queues", "queues --locked", "queues mails reports --json")
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option("--locked", is_flag=True, help="Only those that a worker has locked.")
-@click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="How many; on a terminal 50.")
+@click.option("-n", "--limit", type=Integer(1), metavar="N", help="How many; on a terminal 50.")
 @json_flag
 def queues(
     settings: Mapping[str, Value], *, names: tuple[str, ...], locked: bool, limit: int | None, as_json: bool

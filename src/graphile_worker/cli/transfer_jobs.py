@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import sys
 from contextlib import aclosing, contextmanager
 from pathlib import Path
@@ -96,11 +98,14 @@ def _whole(path: str) -> Iterator[BinaryIO]:
         return
     target = Path(path)
     try:
-        if target.exists() and not target.is_file():
-            with target.open("wb") as file:
+        folder = target.absolute().parent
+        is_device = folder.is_relative_to("/proc") or folder in {Path("/dev"), Path("/dev/fd")}
+        if is_device or (target.exists() and not target.is_file()):
+            # Behind /dev/stdout may be a file that somebody else has opened: never begin that anew.
+            with target.open("ab" if is_device else "wb") as file:
                 yield file
             return
-        target = target.resolve()  # a link stays one, and what it leads to is written anew
+        target = _resolved(target)  # a link stays one, and what it leads to is written anew
         # A name of its own, for others may be writing the same file; beside it, so that it can be renamed.
         part = target.with_name(f"{target.name}.{token_hex(4)}.part")
         try:
@@ -116,6 +121,13 @@ def _whole(path: str) -> Iterator[BinaryIO]:
     except BaseException:
         tell(f"{path} was not written.")
         raise
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except RuntimeError:  # links in a circle, until Python 3.13
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
 
 
 @contextmanager

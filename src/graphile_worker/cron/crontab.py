@@ -156,6 +156,8 @@ def _format(item: CronItem) -> str:
 
 def _format_payload(item: CronItem) -> str:
     payload = json.loads(encode_payload(item.payload))
+    if not isinstance(payload, dict):
+        _cannot(item, "its payload is no object")
     compact = json.dumps(payload, separators=(",", ":"))  # escaped, for some characters end a line
     if parse_payload(compact) != payload:
         _cannot(item, "its payload has a number of more digits than JavaScript keeps")

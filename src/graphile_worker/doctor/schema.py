@@ -111,7 +111,11 @@ async def check_schema(subject: Subject) -> list[Finding]:
     elif found.revision > REVISION or found.own_revision > own:
         says = f"The schema is at revision {found.revision} and {found.own_revision}"
         says += ", newer than this release knows"
-        level, advice = Level.WARNING, "Upgrade graphile-worker."
+        level = Level.WARNING
+        advice = (
+            "What came after is marked as compatible, so workers go on. If it is Node's, or ours, upgrade "
+            "graphile-worker."
+        )
     if says:  # there is nothing that it could be compared with
         return [Finding(check="schema", level=level, says=says, advice=advice, details=details)]
     objects = await subject.look(lambda on: symptoms.describe_schema(on, subject.schema))

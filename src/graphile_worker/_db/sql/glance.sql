@@ -11,8 +11,8 @@ join pg_catalog.pg_namespace as namespace on namespace.oid = class.relnamespace
 where namespace.nspname = $1 and class.relname = '_private_jobs';
 
 -- name: pause
--- The usual one after a failure. A job that runs has begun another attempt since.
-exp(least(10, job.attempts - (job.locked_at is not null)::integer)) * interval '1 second'
+-- The usual one after a failure.
+exp(least(10, job.attempts)) * interval '1 second'
 
 -- name: failed_at
 -- No worker writes down when a job fails, but it says when to try again. A time that is too far away for the usual
@@ -29,12 +29,12 @@ case
 case when age(job.xmin) < 0 then 2147483647 else age(job.xmin) end
 
 -- name: list_failures
--- Also of jobs that will be tried again; those that failed last come first.
+-- Also of jobs that will be tried again; those that failed last come first. One that runs again was written since.
 select
   job.id, coalesce(task.identifier, '') as task_identifier, job.attempts, job.max_attempts,
   {failed_at} as failed_at, {written_before} as written_before, left(job.last_error, 500) as last_error
 from {schema}._private_jobs as job
 left join {schema}._private_tasks as task on task.id = job.task_id
-where job.last_error is not null and job.attempts > 0
+where job.last_error is not null and job.attempts > 0 and job.locked_at is null
 order by written_before, job.id desc
 limit $1;
