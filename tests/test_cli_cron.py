@@ -159,6 +159,10 @@ class TestListing:
         assert command(tmp_path, "-c", database).stdout.startswith("here: ")
         (tmp_path / "shop" / "crontab").write_text("* * * * * beside\n")
         assert command(tmp_path, "-c", database).stdout.startswith("beside: ")
+        (tmp_path / "graphile-worker.toml").unlink()
+        assert command(tmp_path, "-c", database).stdout.startswith("here: ")
+        told = command(tmp_path, "-c", database, "--tasks", "shop/tasks")
+        assert told.stdout.startswith("beside: ")
 
     async def test_if_there_are_none(self, database: str, tmp_path: Path) -> None:
         done = command(tmp_path, "-c", database)
