@@ -355,7 +355,7 @@ class TestFailing:
     async def test_sys_exit_fails_the_job_alone(self, database: str) -> None:
         job = await result(database, "fail", payload={"how": "exit"})
         assert job is not None
-        assert job.last_error == "enough"
+        assert job.last_error == "SystemExit: enough"
 
     async def test_a_task_chooses_what_becomes_of_its_job(self, database: str) -> None:
         heard = Heard()

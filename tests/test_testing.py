@@ -119,7 +119,7 @@ def test_a_task_that_is_left_running_fails_the_test(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-            *("-o", "asyncio_mode=auto", "-o", f"pythonpath={ROOT / 'tests'}", tmp_path),
+            *("-o", "asyncio_mode=auto", "-o", f"pythonpath={ROOT / 'tests'} {ROOT}", tmp_path),
         ],
         cwd=tmp_path,
         check=False,

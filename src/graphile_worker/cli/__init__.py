@@ -26,6 +26,9 @@ def main() -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.exit(root(prog_name="graphile-worker", standalone_mode=False))
     except click.ClickException as error:
+        if isinstance(error, click.NoSuchOption) and error.option_name == "--concurrency":
+            # So it is called in Python; here it has the name that Graphile Worker gave it.
+            error = click.UsageError(f"{error.message} Did you mean '--jobs'?", ctx=error.ctx)
         error.show()
         sys.exit(error.exit_code)
     except (GraphileWorkerError, OSError) as error:  # such as a folder that may not be read, or a full disk

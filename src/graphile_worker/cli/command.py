@@ -46,7 +46,7 @@ HEADINGS = {
     "This command": ("config", "completion"),
 }
 """Under which heading of the help a command stands."""
-_CODES = "; 57, a worker was told of a schema that this release does not know"
+_CODES = "; 57, the schema is a newer one"
 
 
 def _actions(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,7 +117,8 @@ class Root(Group):
     cls=Root,
     invoke_without_command=True,
     context_settings=CONTEXT,
-    epilog=ending("graphile-worker -c postgresql://me@localhost/mine -j 10", codes=_CODES),
+    epilog="\b\nExample: graphile-worker -c postgresql://me@localhost/mine -j 10\n\n"
+    "Exit codes and environment: graphile-worker run --help.",
 )
 @_actions
 @setting_flags(of_run=True)

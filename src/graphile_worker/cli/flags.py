@@ -22,13 +22,11 @@ if TYPE_CHECKING:
 
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _EXIT_CODES = (
-    "Exit codes: 0, all is done; 1, something went wrong, or what was named is not there or could not be "
-    "changed; 2, the command line is wrong{}. Ended by a signal, it is 128 and its number for a shell."
+    "Exit codes: 0, all is done; 1, something failed, or is not there; 2, the command line is wrong{}; "
+    "128 + N, signal N."
 )
 _ENVIRONMENT = (
-    "Environment: DATABASE_URL names the database, or PGHOST and so on as for psql; GRAPHILE_WORKER_SCHEMA "
-    "and so on are the other settings. They can also stand in graphile-worker.toml or pyproject.toml; the "
-    "environment wins over that, and flags over both. graphile-worker config shows them."
+    " Environment: DATABASE_URL, or PGHOST and so on; GRAPHILE_WORKER_*. See graphile-worker config."
 )
 _NAMES = {setting.name for setting in SETTINGS}
 _SHARED = {"config", *(setting.name for setting in SETTINGS if setting.for_all_verbs)}
@@ -91,9 +89,8 @@ def ending(*examples: str, codes: str = "", reads: bool = True) -> str:
     """
     shown = "\n".join(f"  {example}" for example in examples)
     heading = "Examples" if len(examples) > 1 else "Example"
-    return f"\b\n{heading}:\n{shown}\n\n{_EXIT_CODES.format(codes)}" + (
-        f"\n\n{_ENVIRONMENT}" if reads else ""
-    )
+    common = _EXIT_CODES.format(codes) + (_ENVIRONMENT if reads else "")
+    return f"\b\n{heading}:\n{shown}\n\n{common}"
 
 
 def verb(

@@ -31,7 +31,7 @@ _PARTS = {
 @verb(
     "unlock",
     "unlock pool-0123456789abcdef01",
-    "workers --json | jq -r '.[] | select(.lives | not).id' | graphile-worker unlock -",
+    "unlock - --yes < ids-of-dead-workers",
 )
 @click.argument("workers", metavar="WORKER...", nargs=-1, required=True)
 @click.option("--force", is_flag=True, help="Also workers that live: what they run may run twice.")

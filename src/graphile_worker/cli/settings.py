@@ -165,10 +165,10 @@ SETTINGS = (
     ),
     Setting(
         name="crontab", flags=("--crontab",), read=text, default="crontab", metavar="PATH",
-        help="File with recurring tasks; by default crontab, beside the tasks or here.",
+        help="Recurring tasks: beside the tasks, or here.",
     ),
     Setting(
-        name="jobs", flags=("-j", "--concurrency", "--jobs"), read=count(1), default=1, metavar="N",
+        name="jobs", flags=("-j", "--jobs"), read=count(1), default=1, metavar="N",
         help="How many jobs run at once.",
     ),
     Setting(
