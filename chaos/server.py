@@ -40,7 +40,11 @@ _ANYBODY_BUT_US = """
     select pid, usename from pg_stat_activity
     where backend_type = 'client backend' and pid <> pg_backend_pid() and usename = any ($1)"""
 
-Unreachable = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, DatabaseError)
+Unreachable = (
+    *(OSError, TimeoutError, DatabaseError),
+    # The last is what the driver says when it is surprised in the middle of its own steps.
+    *(asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError),
+)
 """What asking a server may come to that somebody is breaking."""
 
 
