@@ -248,6 +248,15 @@ class TestAddingByTheApp:
         assert "day" in done.stderr
         assert "Traceback" not in done.stderr
 
+    async def test_what_to_do_about_a_key_can_be_said_of_a_task_that_makes_its_own(
+        self, project: Path, database: str
+    ) -> None:
+        with (project / "jobs.py").open("a") as file:
+            file.write('\n\n@app.task(job_key="k:{name}")\nasync def keyed(name: str) -> None: ...\n')
+        arguments = ("keyed", '{"name": "a"}', "--key-mode", "unsafe_dedupe")
+        first, again = [await self.added(project, database, *arguments) for _ in range(2)]
+        assert (first["key"], first["id"]) == ("k:a", again["id"])
+
     async def test_without_the_app_it_is_added_as_it_is(self, project: Path, database: str) -> None:
         job = await self.added(project, database, "report", '{"day": "soon"}', "--no-app")
         assert (job["queue_name"], job["max_attempts"]) == (None, 25)

@@ -447,6 +447,7 @@ class TestWriting:
                 CronItem("t", "* * * * *", payload={"a": [2**53 + 1]}),
                 "a number of more digits than JavaScript",
             ),
+            (CronItem("t", "* * * * *", payload=[1]), "its payload is no object"),
         ],
     )
     def test_what_a_crontab_cannot_say_is_refused(self, item: CronItem, why: str) -> None:

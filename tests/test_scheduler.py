@@ -811,8 +811,11 @@ class TestUnderAWorker:
         @task
         async def hello(name: str) -> None: ...
 
-        crontab = '* * * * * hello ?id=bad\n* * * * * hello ?id=good {name: "Ann"}\n'
-        async with running({"hello": hello}, database, crontab=crontab):
+        @task(job_key=lambda: str(1 / 0))  # which jobs of a crontab do not have
+        async def keyed() -> None: ...
+
+        crontab = '* * * * * hello ?id=bad\n* * * * * hello ?id=good {name: "Ann"}\n* * * * * keyed\n'
+        async with running({"hello": hello, "keyed": keyed}, database, crontab=crontab):
             pass
         [warned] = [record.message for record in caplog.records if "will fail" in record.message]
         assert "The cron item 'bad' adds jobs that will fail" in warned

@@ -1098,7 +1098,10 @@ class TestLogging:
 
         async def fine(payload: str, ctx: JobContext) -> None: ...
 
-        await once({"hello": hello, "fine": fine}, database)
+        async def odd(data: object) -> None: ...
+
+        odd.__annotations__["data"] = {"any": "annotation"}
+        await once({"hello": hello, "fine": fine, "odd": odd}, database)
         assert "The task 'hello' is a plain function" in caplog.text
         assert "not with its key 'name'" in caplog.text
         assert "'fine'" not in caplog.text
