@@ -34,8 +34,9 @@ from graphile_worker import (
     run_once,
     task,
 )
+from graphile_worker._runtime import deadline
 from graphile_worker.middleware import BlockedLoop, ConcurrencyLimits, SlowJobs
-from support.workers import Gate, Heard, running
+from support.workers import DEADLINE, Gate, Heard, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -293,15 +294,16 @@ class TestAroundRunning:
         assert seen == ["begins", "begins", "ends"]
 
     async def test_a_thread_that_is_tried_again_after_a_timeout_is_not_told_to_stop_at_once(
-        self, database: str
+        self, database: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr(deadline, "_LAST_CHANCE", DEADLINE)
         seen: list[bool] = []
 
         @task(timeout=60)
         def function(ctx: JobContext) -> None:
             if not seen:
                 ctx.extend_deadline(0.01)
-                seen.append(ctx.stopping.wait(60))
+                seen.append(ctx.stopping.wait(DEADLINE))
                 return
             seen.append(bool(ctx.stopping))
 

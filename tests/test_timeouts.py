@@ -311,6 +311,23 @@ class TestOnAThread:
 
         assert await result(database, function) is None
 
+    async def test_it_may_ask_for_less(self, database: str) -> None:
+        loop = asyncio.get_running_loop()
+        told: list[bool] = []
+
+        @task(timeout=600)
+        def function(ctx: JobContext) -> None:
+            waited_for = threading.Event()
+            loop.call_soon_threadsafe(waited_for.set)
+            assert waited_for.wait(DEADLINE), "the worker waits for this thread, for as long as it has"
+            ctx.extend_deadline(0.05)
+            told.append(ctx.stopping.wait(DEADLINE))
+
+        job = await result(database, function)
+        assert told == [True]
+        assert job is not None
+        assert re.fullmatch(r"It took .* its timeout of 600 s, shortened to [\d.]+ s", job.last_error or "")
+
     async def test_a_worker_that_stops_tells_it_too(self, database: str) -> None:
         begun = threading.Event()
         told: list[bool] = []

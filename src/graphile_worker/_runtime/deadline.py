@@ -31,6 +31,7 @@ class Deadline:
         self._loop = asyncio.get_running_loop()
         self._timeout = timeout
         self._scope: asyncio.Timeout | None = None
+        self._moving: asyncio.Future[None] | None = None
         self.stopping = Stopping()
         """Set when it is over; for this job alone."""
         self.begin()
@@ -65,6 +66,8 @@ class Deadline:
     def _move(self) -> None:
         if self._scope is not None and not self._scope.expired():
             self._scope.reschedule(self._when)
+        if self._moving is not None and not self._moving.done():
+            self._moving.set_result(None)
 
     async def watch(self, work: Awaitable[Any]) -> Any:
         """What it comes to; if that is not in time it is cancelled."""
@@ -88,10 +91,15 @@ class Deadline:
     async def watch_thread(self, future: asyncio.Future[Any]) -> bool:
         """Whether it ends in time, or soon after it was told that its time is over."""
         while self.remaining:
-            if await _ends(future, self.remaining):
+            self._moving = self._loop.create_future()  # or nobody would hear that it has less time now
+            await asyncio.wait(
+                [future, self._moving], timeout=self.remaining, return_when=asyncio.FIRST_COMPLETED
+            )
+            if future.done():
                 return True
         self._expire()
-        return await _ends(future, _LAST_CHANCE)
+        await asyncio.wait([future], timeout=_LAST_CHANCE)
+        return future.done()
 
     def _expire(self) -> None:
         self.expired = True
@@ -113,8 +121,3 @@ class Deadline:
         if error is not None:
             text += f", and then failed: {describe_error(error)}"
         return TaskTimeoutError(text)
-
-
-async def _ends(future: asyncio.Future[Any], within: float) -> bool:
-    await asyncio.wait([future], timeout=within)
-    return future.done()
