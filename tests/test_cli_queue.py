@@ -176,8 +176,8 @@ class TestWorkers:
             "update graphile_worker._private_workers "
             "set last_heartbeat_at = now() - interval '3 days' where id = 'late'"
         )
-        states = {worker["id"]: worker["state"] for worker in await cli.json("workers")}
-        assert states == {"early": "beats", "late": "silent"}
+        states = {worker["id"]: (worker["state"], worker["lives"]) for worker in await cli.json("workers")}
+        assert states == {"early": ("beats", True), "late": ("silent", False)}
 
     async def test_none(self, cli: Cli) -> None:
         assert await cli.json("workers") == []
@@ -187,6 +187,16 @@ class TestWorkers:
 
 
 class TestUnlock:
+    async def test_one_of_rusts_that_beats_is_not_robbed(self, db: asyncpg.Connection, cli: Cli) -> None:
+        job = await add(db)
+        await register(db, "rust", {"pid": 7})
+        await lock(db, job["id"], by="rust")
+        done = await cli("unlock", "rust")
+        assert done.returncode == 1
+        assert "rust lives: it was heard from" in done.stderr
+        assert (await existing(db, job["id"]))["locked_by"] == "rust"
+        assert await cli.out("unlock", "rust", "--force") == "Freed 1 job and 0 queues.\n"
+
     async def test_what_a_worker_holds_is_freed(self, db: asyncpg.Connection, cli: Cli) -> None:
         for name in ("a", "a", "b"):
             await lock(db, (await add(db, queue_name=f"q-{name}"))["id"], by=name)

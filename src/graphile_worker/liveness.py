@@ -97,9 +97,14 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """How many serial queues it holds."""
 
     @property
+    def is_ours(self) -> bool:
+        """Whether this library runs it, which frees what others leave behind, and tells which tasks it has."""
+        return self.lease is not None
+
+    @property
     def lives(self) -> bool:
-        """Whether it is one of ours, and was heard from lately."""
-        return self.lease is not None and self.state not in {"silent", "dead"}
+        """Whether it was heard from lately. Of one that sends no heartbeats that is not known: False."""
+        return self.condition not in {"silent", "dead"} if self.is_ours else self.condition == "beats"
 
     @property
     def condition(self) -> str:
@@ -108,7 +113,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
         Otherwise ``beats`` or ``silent`` if it sends heartbeats, as those of the Rust port do; ``unknown`` if
         it does not, as those of Node.
         """
-        if self.lease is None and self.silence is not None:
+        if not self.is_ours and self.silence is not None:
             return "beats" if self.silence < _PATIENCE else "silent"
         return self.state or "unknown"
 

@@ -58,7 +58,7 @@ async def _ask_database(settings: Mapping[str, Value], *, live: bool, any_host: 
     dsn, schema = settings["connection"].value, settings["schema"].value
     async with WorkerUtils(dsn, schema=schema, max_pool_size=1) as utils:
         found = await utils.workers(and_locks=False)
-    ours = [one for one in found if one.lease and (any_host or one.host == platform.node())]
+    ours = [one for one in found if one.is_ours and (any_host or one.host == platform.node())]
     good = [one for one in ours if one.lives and (live or one.state == "ready")]
     if as_json:
         click.echo(json.dumps([_as_object(one) for one in ours]))

@@ -66,7 +66,7 @@ async def check_locks(subject: Subject) -> list[Finding]:
     """Whether somebody holds jobs who is gone, or may be."""
     held = await subject.look(lambda on: symptoms.read_locks(on, subject.schema))
     known = await _known(subject)
-    anybody = any(worker.lives for worker in known.values())
+    anybody = any(worker.is_ours and worker.lives for worker in known.values())
     findings = [
         finding
         for locks in held
@@ -87,14 +87,12 @@ def _judge(locks: Locks, worker: WorkerInfo | None, anybody: bool, patience: flo
     unlock = _unlock(locks.locked_by)
     if worker is not None and worker.lives:
         return None
-    if worker is not None and worker.lease is not None:
+    if worker is not None and worker.is_ours:
         says = f"{who} is {worker.state}, and holds {holds}"
         level, advice = Level.NOTE, "Other workers free that within a minute. Now: graphile-worker sweep"
         if not anybody:
             level, advice = Level.WARNING, "Start a worker, which frees that; or: graphile-worker sweep"
     elif worker is not None and worker.silence is not None:  # Rust's, which beats too
-        if worker.condition != "silent":
-            return None
         says = f"{who} has not been heard from for {lasting(worker.silence)}, and holds {holds}"
         level, advice = Level.WARNING, f"If it is gone for good: {unlock}"
     elif locks.seconds >= _FOUR_HOURS:
@@ -126,7 +124,7 @@ async def check_tasks(subject: Subject) -> list[Finding]:
         for row in rows
         if row["ready"]
     }
-    lives = [worker for worker in (await _known(subject)).values() if worker.lives]
+    lives = [worker for worker in (await _known(subject)).values() if worker.is_ours and worker.lives]
     served = {task for worker in lives for task in worker.tasks or ()}
     unserved = {name: due for name, due in waiting.items() if name not in served}
     late = {name: due for name, due in unserved.items() if due[1] >= subject.limits.due}
