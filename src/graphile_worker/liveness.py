@@ -98,7 +98,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_ours(self) -> bool:
-        """Whether this library runs it, which frees what others leave behind, and tells which tasks it has."""
+        """Whether this library runs it: it frees what others leave behind, and tells which tasks it has."""
         return self.lease is not None
 
     @property

@@ -79,3 +79,17 @@ async def newest(graphile_worker_databases: Databases) -> AsyncIterator[Shared]:
     """For what does not depend on the release."""
     async with AsyncExitStack() as stack:
         yield await _shared(graphile_worker_databases, VERSIONS[0], OURS, stack)
+
+
+@pytest.fixture
+async def utils(database: str) -> AsyncIterator[WorkerUtils]:
+    async with WorkerUtils(database) as utils:
+        yield utils
+
+
+@pytest.fixture
+async def here(database: str, utils: WorkerUtils) -> AsyncIterator[Here]:
+    """Our side alone, for those whose statements are made by hand."""
+    here = Here(database, utils)
+    yield here
+    await here.stop()

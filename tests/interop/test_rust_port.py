@@ -30,7 +30,9 @@ SHORT: dict[str, Any] = {"heartbeat_interval": 0.3, "lease": 4.0, "fast_lease": 
 
 
 @pytest.fixture(params=["ours", "the port's"])
-async def dsn(request: pytest.FixtureRequest, graphile_worker_databases: Databases) -> AsyncIterator[str]:
+async def database(
+    request: pytest.FixtureRequest, graphile_worker_databases: Databases
+) -> AsyncIterator[str]:
     """A database whose schema we installed; or one that the port did, by what can be told apart."""
     async with graphile_worker_databases.fresh() as dsn:
         if request.param != "ours":
@@ -40,26 +42,6 @@ async def dsn(request: pytest.FixtureRequest, graphile_worker_databases: Databas
             await db.close()
             await run_migrations(dsn)
         yield dsn
-
-
-@pytest.fixture
-async def db(dsn: str) -> AsyncIterator[asyncpg.Connection]:
-    connection = await asyncpg.connect(dsn)
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture
-async def utils(dsn: str) -> AsyncIterator[WorkerUtils]:
-    async with WorkerUtils(dsn) as utils:
-        yield utils
-
-
-@pytest.fixture
-async def here(dsn: str, utils: WorkerUtils) -> AsyncIterator[Here]:
-    here = Here(dsn, utils)
-    yield here
-    await here.stop()
 
 
 async def age(db: asyncpg.Connection, worker: str, thresholds: float = 2) -> None:
@@ -126,10 +108,10 @@ async def test_ours_never_takes_a_job_of_its(db: asyncpg.Connection, here: Here,
 
 @pytest.mark.parametrize("with_hooks", [False, True])
 async def test_it_may_free_what_a_killed_worker_of_ours_held_and_each_job_runs_once_more(
-    dsn: str, db: asyncpg.Connection, here: Here, *, with_hooks: bool
+    database: str, db: asyncpg.Connection, here: Here, *, with_hooks: bool
 ) -> None:
     job_id = (await add(db, "sleep", payload=600, queue_name="q"))["id"]
-    async with program(sys.executable, VICTIM, dsn, json.dumps(SHORT), with_errors=True) as victim:
+    async with program(sys.executable, VICTIM, database, json.dumps(SHORT), with_errors=True) as victim:
         await victim.until("begun sleep")
         worker = (await existing(db, job_id))["locked_by"]
         victim.process.kill()

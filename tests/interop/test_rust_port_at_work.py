@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from graphile_worker import WorkerUtils
 from support.here import LEDGER, Here
 from support.jobs import add, existing, get
 from support.rust import RustWorker
@@ -20,33 +19,15 @@ from support.waiting import until
 from support.workers import locked
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from graphile_worker.testing import Databases
 
 DEADLINE = 120.0
 QUEUES, SLOTS = 6, 3
 
 
-@pytest.fixture
-async def dsn(graphile_worker_databases: Databases) -> AsyncIterator[str]:
-    async with graphile_worker_databases.fresh() as dsn:
-        yield dsn
-
-
-@pytest.fixture
-async def db(dsn: str) -> AsyncIterator[asyncpg.Connection]:
-    connection = await asyncpg.connect(dsn)
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture
-async def here(dsn: str) -> AsyncIterator[Here]:
-    async with WorkerUtils(dsn) as utils:
-        here = Here(dsn, utils)
-        yield here
-        await here.stop()
+@pytest.fixture(scope="session")
+def databases(graphile_worker_databases: Databases) -> Databases:
+    return graphile_worker_databases
 
 
 class Feeder:
@@ -78,7 +59,7 @@ async def runs(db: asyncpg.Connection) -> list[Any]:
 
 @pytest.mark.parametrize("options", [{}, {"prefetch": 10}], ids=["plain", "prefetch"])
 async def test_jobs_of_one_queue_never_overlap_and_both_make_progress(
-    dsn: str, db: asyncpg.Connection, here: Here, options: dict[str, Any]
+    database: str, db: asyncpg.Connection, here: Here, options: dict[str, Any]
 ) -> None:
     await db.execute(LEDGER)
     feeder, over = Feeder(db), asyncio.Event()
@@ -94,7 +75,7 @@ async def test_jobs_of_one_queue_never_overlap_and_both_make_progress(
     async with AsyncExitStack() as stack:
         slots = []
         for _ in range(SLOTS):
-            connection = await asyncpg.connect(dsn)
+            connection = await asyncpg.connect(database)
             stack.push_async_callback(connection.close)
             slots.append(asyncio.create_task(RustWorker(connection).work("record", over)))
         await here.start("record", concurrency=SLOTS, **options)
