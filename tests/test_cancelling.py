@@ -236,7 +236,7 @@ class TestWhileItRuns:
         job = await utils.add_job("task")
         await utils.add_job("again")
         tasks: dict[str, Any] = {"task": gate, "again": again}
-        async with running(tasks, database, heard=heard, poll_interval=3600, listen=False):
+        async with running(tasks, database, heard=heard, concurrency=2, poll_interval=3600, listen=False):
             await gate.until_begun()
             assert await utils.cancel_job(job.id, "called off") == "requested"
             await heard.until("job:cancelled")
@@ -605,7 +605,7 @@ class TestWhatSomebodyElseHas:
             async with db.transaction():
                 await unlock(db, job.id)
                 await db.execute(
-                    "update graphile_worker._private_jobs set run_at = now() + interval '3 s' where id = $1",
+                    "update graphile_worker._private_jobs set run_at = now() + interval '1 h' where id = $1",
                     job.id,
                 )
             await until_forgotten(db)

@@ -49,7 +49,8 @@ class Cutter:
     def decide(self, direction: str, data: bytes) -> bool | str:
         if direction == "query" and self.worker_id in data and b"graphile-worker:" not in data:
             # Only the exchange, and what reads back what it did, name the worker.
-            self._asked = self._chance.random() < self._often
+            # A question between another and its answer does not save that one.
+            self._asked = self._chance.random() < self._often or self._asked
             if self._asked and self._where == "the question is lost":
                 return self._cut()
             if self._asked and self._where == "after the question":

@@ -323,7 +323,7 @@ class TestFatalErrors:
 
     async def test_run_once_raises_it(self, db: asyncpg.Connection, database: str) -> None:
         async def drop(_payload: Any) -> None:
-            await db.execute("drop schema graphile_worker cascade")
+            await drop_schema(db)
 
         await add(db)
         with pytest.raises(SchemaMissingError):

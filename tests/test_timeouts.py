@@ -137,7 +137,7 @@ class TestOnTheEventLoop:
 
         job = await result(database, function)
         assert job is not None
-        assert 600 <= (job.run_at - job.updated_at).total_seconds() < 605
+        assert 600 <= (job.run_at - job.updated_at).total_seconds() < 660
 
     async def test_one_that_is_done_in_time_is_done(self, database: str) -> None:
         @task(timeout=60)
@@ -161,14 +161,14 @@ class TestOnTheEventLoop:
         assert not isinstance(heard.named("job:error")[0].error, TaskTimeoutError)
 
     async def test_it_may_ask_for_more(self, database: str) -> None:
-        @task(timeout=0.05)
+        @task(timeout=1)
         async def function(ctx: JobContext) -> None:
             before = ctx.deadline
             ctx.extend_deadline(timedelta(minutes=1))
             assert before is not None
             assert ctx.deadline is not None
             assert ctx.deadline > before + timedelta(seconds=50)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(1.1)
 
         assert await result(database, function) is None
 
@@ -301,7 +301,7 @@ class TestOnAThread:
         assert isinstance(heard.named("job:error")[0].error, TaskTimeoutError)
 
     async def test_it_may_ask_for_more(self, database: str) -> None:
-        @task(timeout=1)  # within which the thread has to get its turn
+        @task(timeout=5)  # within which the thread has to get its turn
         def function(ctx: JobContext) -> None:
             before = ctx.deadline
             assert before is not None

@@ -271,13 +271,13 @@ class Watch:
 
     def run(self) -> None:
         """Look on for ever."""
-        while os.getppid() == self._worker and not self._is_silent():
-            threading.Event().wait(_BETWEEN_LOOKS)
+        while os.getppid() == self._worker and (left := self._patience_left()) > 0:
+            threading.Event().wait(min(left, _BETWEEN_LOOKS))
         end_all()
 
-    def _is_silent(self) -> bool:
+    def _patience_left(self) -> float:
         patience = self.patience
-        return patience is not None and since_boot() - self._pulse.last > patience
+        return _BETWEEN_LOOKS if patience is None else self._pulse.last + patience - since_boot()
 
 
 def end_all() -> None:

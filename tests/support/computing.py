@@ -56,10 +56,11 @@ def wait(path: str, gate: str) -> None:
     Path(gate).read_text()
 
 
-@task(executor="process", timeout=2)
-def overstay(path: str) -> None:
+@task(executor="process", timeout=600)
+def overstay(path: str, ctx: JobContext) -> None:
     child = subprocess.Popen(["sleep", "600"])
     say_pid(path, child.pid)
+    ctx.extend_deadline(0.2)
     child.wait()
 
 
@@ -200,7 +201,7 @@ def look_at_deadline(path: str, ctx: JobContext) -> None:
     Path(path).write_text(f"{(ctx.deadline - ctx.now()).total_seconds()} {bool(ctx.stopping)}")
 
 
-@task(executor="process", timeout=1.5)
+@task(executor="process", timeout=5)
 def extend(path: str, gate: str, ctx: JobContext) -> None:
     ctx.extend_deadline(60)
     wait.function(path, gate)

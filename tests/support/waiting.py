@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 DEADLINE = 20.0
 
 
-async def until(condition: Callable[[], Awaitable[object]], what: str) -> None:
+async def until(condition: Callable[[], Awaitable[object]], what: str, within: float = DEADLINE) -> None:
     """Return when the condition holds; fail, naming it, if it never does."""
     try:
-        async with asyncio.timeout(DEADLINE):
+        async with asyncio.timeout(within):
             while not await condition():
                 await asyncio.sleep(0.005)
     except TimeoutError:

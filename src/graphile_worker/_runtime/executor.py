@@ -176,8 +176,11 @@ class Executor:
             *(job.id, job.task_identifier, self.abandoned),
         )
 
-        def ended(_future: asyncio.Future[Any]) -> None:
+        def ended(future: asyncio.Future[Any]) -> None:
             self.abandoned -= 1
+            value, _error = future.result()
+            if inspect.isawaitable(value):
+                discard([value])
             logger.info("The thread of job %d (%s) has ended after all", job.id, job.task_identifier)
 
         future.add_done_callback(ended)

@@ -7,6 +7,7 @@ import io
 import itertools
 import logging
 import pickle
+import threading
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -72,6 +73,7 @@ class Limits:
         self._line = line
         self._when = monotonic() + timeout
         self._over = False
+        self._ending = threading.Lock()
         self.stopping: Stopping = StoppingHere()
 
     @property
@@ -82,13 +84,15 @@ class Limits:
     def extend(self, duration: Duration) -> None:
         """So long from now, whatever it was."""
         timeout = seconds("extend_deadline", duration, "more than 0")
-        if not self._over:  # or it would be another job's that runs now
-            self._when = monotonic() + timeout
-            self._line.send(Extended(timeout))
+        with self._ending:
+            if not self._over:  # or it would be another job's that runs now
+                self._when = monotonic() + timeout
+                self._line.send(Extended(timeout))
 
     def end(self) -> None:
         """It has ended, though a thread of it may go on."""
-        self._over = True
+        with self._ending:
+            self._over = True
 
 
 class ThroughWorker:
