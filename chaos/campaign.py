@@ -228,7 +228,7 @@ async def _drain(scene: Scene, limit: float) -> None:
     deadline = now() + limit
     async with WorkerUtils(scene.server.dsn()) as utils:
         while now() < deadline:
-            if (await scene.server.ask(_UNFINISHED))[0]["count"] == 0:
+            if (await scene.server.ask_patiently(_UNFINISHED))[0]["count"] == 0:
                 return
             waiting = await utils.list_jobs(state="scheduled", limit=_MOST_LISTED)
             await utils.reschedule_jobs([job.id for job in waiting], run_at=timedelta(0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from chaos.ledger import NODE_FREED
+from chaos.ledger import NODE_FREED, PAUSED
 
 if TYPE_CHECKING:
     from chaos.history import History, Run
@@ -17,9 +17,9 @@ _SESSIONS_LOST = frozenset(
 )
 _SILENCES = frozenset(
     {"freeze", "long freeze", "dark", "long dark", "stall", "restart long", "restart fast"}
-    | {"restart immediate", "hold gil"}
+    | {"restart immediate", "hold gil", PAUSED}
 )
-_PAUSES = frozenset({"freeze", "long freeze", "hold gil"})
+_PAUSES = frozenset({"freeze", "long freeze", "hold gil", PAUSED})
 """In these a process does nothing at all, and cannot notice that it has lost its jobs."""
 _RIGHT_AFTER = 2.0
 """Seconds within which an outcome is recorded, unless something keeps it from that."""

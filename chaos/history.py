@@ -10,6 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from chaos.ledger import (
+    PAUSED,
     Answered,
     Asked,
     Begun,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 DIED = "died"
 """The outcome of a run whose process ended in the middle of it."""
 _NUISANCES = {"hold gil", "fork"}
+_FREEZING = {"freeze", "long freeze", "hold gil"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,17 @@ class Run:
     def lines(self) -> list[str]:
         """The evidence."""
         return [text_of(line) for line in (self.begun, self.ended) if line is not None]
+
+
+def _without_echoes(faults: list[Fault]) -> Iterator[Fault]:
+    """Without the pauses that we caused ourselves."""
+    caused = [fault for fault in faults if fault.kind in _FREEZING]
+    for fault in faults:
+        if fault.kind != PAUSED or not any(
+            set(fault.pids) & set(other.pids) and other.at <= fault.until and other.until >= fault.at
+            for other in caused
+        ):
+            yield fault
 
 
 @dataclass
@@ -94,7 +107,8 @@ class History:
                     history._file(line)
         history._order()
         history._pair(begun, ended)
-        history.faults = sorted(map(history._located, history.faults), key=lambda fault: fault.at)
+        located = list(map(history._located, history.faults))
+        history.faults = sorted(_without_echoes(located), key=lambda fault: fault.at)
         return history
 
     def _file(self, line: Line) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 OK, RAISED, CANCELLED = "ok", "raised", "cancelled"
 NODE_FREED = "node's locks freed"
 """Among the faults stands also what was freed that a dead npm worker would have held for four hours."""
+PAUSED = "pause"
+"""And that a worker did not run for a while, which it notes itself: the machine had no time for it."""
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import subprocess
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -27,6 +27,7 @@ _PARAMETERS = {
     "log_min_messages": "fatal",
 }
 _LONGEST_ANSWER = 2.0
+_PATIENCE = 5
 _LOCKED_JOBS = """
     select locked_by, array_agg(id order by id) as ids from graphile_worker._private_jobs
     where locked_by is not null group by locked_by"""
@@ -79,7 +80,7 @@ class Server:
 
     async def version(self) -> str:
         """The server's version."""
-        return str((await self.ask("show server_version"))[0][0])
+        return str((await self.ask_patiently("show server_version"))[0][0])
 
     async def ask(self, statement: str, *arguments: object) -> list[asyncpg.Record]:
         """The rows, on a connection of its own: those of before may be gone."""
@@ -89,6 +90,13 @@ class Server:
                 return await connection.fetch(statement, *arguments)
             finally:
                 connection.terminate()
+
+    async def ask_patiently(self, statement: str, *arguments: object) -> list[asyncpg.Record]:
+        """The same while nothing is being broken: only the machine may be slow."""
+        for _ in range(_PATIENCE):
+            with suppress(*Unreachable):
+                return await self.ask(statement, *arguments)
+        return await self.ask(statement, *arguments)
 
     async def locks(self) -> dict[str, list[int]]:
         """Which worker holds which jobs; nothing if nobody can be asked."""
@@ -103,11 +111,11 @@ class Server:
 
     async def left_jobs(self) -> list[dict[str, Any]]:
         """All jobs that there are."""
-        return [dict(row) for row in await self.ask(_LEFT_JOBS)]
+        return [dict(row) for row in await self.ask_patiently(_LEFT_JOBS)]
 
     async def left_locks(self) -> list[dict[str, Any]]:
         """All locked queues that there are."""
-        return [dict(row) for row in await self.ask(_LEFT_LOCKS)]
+        return [dict(row) for row in await self.ask_patiently(_LEFT_LOCKS)]
 
     def _pg_ctl(self, action: str, mode: str) -> None:
         data, user = self._embedded.path / "data", ServerUser.find()

@@ -14,13 +14,14 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from chaos.leases import Leases  # noqa: TC001 - msgspec looks at it
-from chaos.ledger import Ledger, Ready, Told, now
+from chaos.ledger import PAUSED, Fault, Ledger, Ready, Told, now
 from chaos.tasks import tasks_for
 from chaos.wall_clock import WallClock
 from graphile_worker import DatabaseError, Events, run
@@ -37,6 +38,7 @@ from graphile_worker.events import (
 
 _SET_DEATH_SIGNAL = 1
 """Of prctl; Linux only."""
+_LOOK, _PAUSE = 0.1, 0.5
 
 
 class Orders(msgspec.Struct, kw_only=True):
@@ -53,6 +55,7 @@ class Orders(msgspec.Struct, kw_only=True):
 async def work(orders: Orders) -> None:
     """Work until a signal ends it."""
     ledger = Ledger(Path(orders.ledger))  # open to the end: threads may outlive the worker
+    threading.Thread(target=_note_pauses, args=(ledger, orders.slot), daemon=True).start()
     runner = await run(
         tasks_for(ledger),
         orders.dsn,
@@ -64,6 +67,15 @@ async def work(orders: Orders) -> None:
     )
     ledger.write(Ready(at=now(), slot=orders.slot, worker=runner.id, pid=os.getpid()))
     await runner.wait()
+
+
+def _note_pauses(ledger: Ledger, slot: int) -> None:
+    last = now()
+    while True:
+        time.sleep(_LOOK)
+        before, last = last, now()
+        if last - before > _PAUSE:
+            ledger.write(Fault(at=before, until=last, kind=PAUSED, pids=[os.getpid()], slots=[slot]))
 
 
 def _events(ledger: Ledger) -> Events:

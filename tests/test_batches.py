@@ -277,7 +277,7 @@ class TestTasks:
 
         job = await result(database, function, [1, 2])
         assert job is not None
-        assert 600 <= (job.run_at - job.updated_at).total_seconds() < 605
+        assert 600 <= (job.run_at - job.updated_at).total_seconds() < 700
 
     async def test_a_choice_holds_for_the_whole_batch(self, database: str) -> None:
         @task(batch=True)

@@ -108,7 +108,7 @@ async def test_who_is_missing_is_named(arena: Arena, monkeypatch: pytest.MonkeyP
 
 
 async def test_what_takes_too_long_is_given_up_and_the_rest_goes_on(arena: Arena) -> None:
-    load, patient = Load(task="sleep", seconds=2), arena.limit
+    load, patient = Load(task="sleep", seconds=8), arena.limit
     await arena.fill(OURS, task=load.task, count=1, seconds=load.seconds)
     drivers = await arena.drivers(OURS, 1)
     arena.limit = 0  # only now: whatever comes before may take its time

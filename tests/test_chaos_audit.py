@@ -14,6 +14,7 @@ from chaos.ledger import (
     CANCELLED,
     NODE_FREED,
     OK,
+    PAUSED,
     RAISED,
     Answered,
     Asked,
@@ -361,6 +362,14 @@ def test_a_worker_that_is_declared_dead_and_lives_is_a_violation() -> None:
     assert rules(ready, told, fault("long freeze", 1, 51, FIRST)) == []
     assert rules(ready, told, fault("freeze", 30, 45, FIRST)) == ["declared dead"]
     assert rules(ready, told, fault("freeze", 30, 45, FIRST), fault("cut", 31, 31, FIRST)) == []
+    assert rules(ready, told, fault(PAUSED, 30, 45, FIRST), fault("cut", 31, 31, FIRST)) == []
+    assert rules(ready, told, fault(PAUSED, 30, 45, SECOND), fault("cut", 31, 31, FIRST)) == ["declared dead"]
+
+
+def test_a_pause_that_we_caused_is_not_another_fault() -> None:
+    freeze = fault("freeze", 30, 45, FIRST)
+    echo, other = fault(PAUSED, 29.9, 45, FIRST), fault(PAUSED, 30, 45, SECOND)
+    assert History.of([echo, freeze, other]).faults == [freeze, other]
 
 
 class TestRecovery:

@@ -57,11 +57,11 @@ async def jobs_seen_by_others(dsn: str) -> list[Job]:
         return await utils.list_jobs()
 
 
-def make_app(dsn: str | None = None, **options: Any) -> tuple[App, list[Any]]:
+def make_app(dsn: str | None = None, *, retry: Any = None, **options: Any) -> tuple[App, list[Any]]:
     """An app whose task notes what it was called with, and comes to what it is told to."""
     app, said = App(dsn, **options), []
 
-    @app.task
+    @app.task(retry=retry)
     async def act(what: str = "done", n: int = 0) -> None:
         said.append((what, n) if n else what)
         match what:
@@ -80,7 +80,7 @@ def make_app(dsn: str | None = None, **options: Any) -> tuple[App, list[Any]]:
 
 
 async def test_it_runs_what_is_due_and_says_what_became_of_it(database: str) -> None:
-    app, said = make_app(database)
+    app, said = make_app(database, retry=timedelta(minutes=10))
     act = app.tasks["act"]
     async with app:
         whats = ["done", "raise", "fail", "retry", "snooze", "cancel", "done"]
@@ -129,7 +129,7 @@ async def test_by_priority_and_time_and_of_a_queue_one_after_the_other(database:
         ]
         for n, options in enumerate(places, 1):
             await act.using(**options).enqueue("done", n)
-        await act.using(queue_name="q", run_at=timedelta(seconds=-5)).enqueue("done", 4)
+        await act.using(queue_name="q", run_at=timedelta(hours=-1)).enqueue("done", 4)
         assert (await drain(app)).done == 4
         assert [n for _, n in said] == [3, 2, 4, 1]
 
@@ -176,19 +176,19 @@ async def test_a_task_that_adds_itself_does_not_go_on_for_ever(database: str) ->
 
 
 async def test_threads_timeouts_batches_keys_and_payloads_that_do_not_fit(database: str) -> None:
-    app = App(database)
+    app, later = App(database), timedelta(minutes=10)
     ran: list[Any] = []
 
-    @app.task
+    @app.task(retry=later)
     def on_thread(ctx: JobContext, n: int) -> None:
         ran.append((n, threading.current_thread() is threading.main_thread()))
         ctx.blocking(ctx.add_job("index", [f"from {n}"]))
 
-    @app.task(timeout=0.01)
+    @app.task(timeout=0.01, retry=later)
     async def slow() -> None:
         await asyncio.Event().wait()
 
-    @app.task(batch=True, job_key="index")
+    @app.task(batch=True, job_key="index", retry=later)
     async def index(words: list[str]) -> list[Exception | None]:
         ran.append(words)
         return [None if word.startswith("from") else ValueError(word) for word in words]

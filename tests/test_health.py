@@ -42,7 +42,7 @@ def port() -> Iterator[int]:
 
 
 def ask(port: int, path: str, method: str = "GET") -> tuple[int, dict[str, Any]]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
         connection.request(method, path)
         answer = connection.getresponse()
@@ -61,7 +61,7 @@ async def holds(condition: Callable[[], bool]) -> None:
 
 async def test_a_worker_is_ready_whether_it_is_idle_or_busy(db: asyncpg.Connection, database: str) -> None:
     gate = Gate()
-    async with running({"task": gate}, database, **SHORT) as runner:
+    async with running({"task": gate}, database) as runner:
         idle = runner.health()
         assert (idle.state, idle.live, idle.ready, idle.running) == ("ready", True, True, 0)
         await add(db)
@@ -83,9 +83,10 @@ async def test_a_worker_is_ready_whether_it_is_idle_or_busy(db: asyncpg.Connecti
 
 async def test_one_that_cannot_claim_is_not_ready(database: str) -> None:
     heard = Heard()
+    roomy: dict[str, Any] = {"heartbeat_interval": 1.0, "fast_lease": 8.0, "lease": 32.0}
     async with (
         proxied(database) as (proxy, through),
-        running({"task": nothing}, through, heard=heard, poll_interval=0.1, **SHORT) as runner,
+        running({"task": nothing}, through, heard=heard, poll_interval=0.1, **roomy) as runner,
     ):
         proxy.refusing = True
         proxy.cut_all()

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import asyncpg
 
 once = functools.partial(run_once, handle_signals=False)
-SLACK = 5.0
+SLACK = 25.0
 """Seconds that a slow machine may add to a delay."""
 
 

@@ -76,15 +76,15 @@ class TestPoolsOfTheCaller:
     ) -> None:
         heard = Heard()
         async with (
-            asyncpg.create_pool(database, min_size=0, max_size=4, command_timeout=1) as pool,
-            running({"task": nothing}, None, pool=pool, heard=heard, poll_interval=0.05),
+            asyncpg.create_pool(database, min_size=0, max_size=4, command_timeout=3) as pool,
+            running({"task": nothing}, None, pool=pool, heard=heard, poll_interval=0.05, migrate=False),
         ):
             await add(db)
             await heard.until("job:complete")
             async with db.transaction():
                 await db.execute("lock table graphile_worker._private_jobs")
                 waits = """select true from pg_stat_activity where wait_event_type = 'Lock'
-                    and datname = current_database() and clock_timestamp() - query_start > '1.5 s'"""
+                    and datname = current_database() and clock_timestamp() - query_start > '3.5 s'"""
                 await until(lambda: db.fetchval(waits), "an exchange waits for longer than the limit")
             await add(db)
             await heard.until("job:complete", 2)
@@ -285,6 +285,7 @@ async def test_a_thread_that_ends_long_after_the_interruption_is_recorded(
     await heard.until("job:start")
     stopping = asyncio.create_task(runner.stop(grace=0))
     await asyncio.sleep(0.6)
+    monkeypatch.setattr(lifecycle, "GIVE_UP_AFTER", 20.0)  # to record it takes what it takes
     release.set()
     await stopping
     assert await count(db) == 0

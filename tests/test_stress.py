@@ -232,7 +232,9 @@ async def stress(
             # One of them leaves in the middle, and a new one comes.
             await runners.pop(0).stop(grace=chance.choice([0, None]))
             # A start that loses its connection is an error, and rightly so.
-            background.pop(0).cancel()
+            killing = background.pop(0)
+            killing.cancel()
+            await asyncio.wait([killing])
             runners.append(await start_worker(dsn, ledger, concurrency=4, prefetch=10))
 
             async def drained() -> bool:

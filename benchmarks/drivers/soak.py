@@ -72,6 +72,10 @@ class Soak(Ours):
             for number in range(first, first + count)
         )
 
+    async def hang_up(self) -> None:
+        """Add no more: the server then has counted what was added."""
+        await self._adding.close()
+
     async def finished(self) -> int:
         """How many jobs succeeded so far."""
         return self._finished

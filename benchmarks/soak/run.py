@@ -75,6 +75,7 @@ class Soak:
         idle = await self._idle_at_the_end(connection, seconds, start)
         await self._worker.ask("stop")
         tally = msgspec.convert((await self._worker.ask("tally")).value, Tally)
+        await self._feeder.ask("hang_up")
         # Once they have disconnected, the server has counted all that they did.
         for driver in (self._worker, self._feeder):
             await driver.close()
@@ -171,6 +172,7 @@ class Soak:
         await utils.add_job("probe", {"sent": time.monotonic()}, priority=_PROBE_PRIORITY)
 
     async def _sample(self, connection: asyncpg.Connection, *, every_probe: bool = False) -> None:
+        old_transaction = self._transaction_open
         count = self._probes_sent - self._probes_heard if every_probe else 0
         heard = (await self._worker.ask("latencies", count=count)).value
         self._probes_heard += len(heard)
@@ -184,7 +186,7 @@ class Soak:
                 jobs=jobs,
                 queues=queues,
                 latencies=milliseconds(heard),
-                old_transaction=self._transaction_open,
+                old_transaction=old_transaction,
             )
         )
 

@@ -49,7 +49,7 @@ def judge(course: Course) -> list[Finding]:
         *(_if_long_enough(course, _dead(course, name, table)) for name, table in TABLES.items()),
         _if_long_enough(course, _loaded(first, last)),
         _idle(course),
-        _rate(first, last),
+        _if_long_enough(course, _rate(first, last)),
     ]
     if not course.judged:
         growing = [growing[0], *(finding._replace(good=None) for finding in growing[1:])]

@@ -216,6 +216,7 @@ async def test_a_job_that_runs_in_node_is_not_stopped_by_cancelling_it_but_will_
     await beside.node.until_begun(job_id)
     assert await beside.utils.cancel_job(job_id, "not needed") == "requested"
     await beside.node.release(job_id, error)
+    await beside.node.stop()  # or it might try again before ours has seen to it
 
     async def ended() -> bool:
         job = await get(beside.db, job_id)

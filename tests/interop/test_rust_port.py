@@ -57,14 +57,16 @@ async def test_its_sweep_never_takes_a_job_of_a_live_worker_of_ours(
 ) -> None:
     """However long the job runs, and also what was claimed ahead of the slots."""
     jobs = [await here.add("hold", n, queue_name="q") for n in range(3)]
-    worker = await here.start("hold", prefetch=5, **SHORT)
+    worker = await here.start("hold", prefetch=5, heartbeat_interval=0.3)
     await here.until_begun(jobs[0])
 
     async def held_for_long() -> bool:
         return bool(
             await db.fetchval(
                 "select count(*) = 3 from graphile_worker._private_jobs "
-                "where locked_by = $1 and locked_at < now() - $2::interval",
+                "where locked_by = $1 and locked_at < now() - $2::interval "
+                "and exists (select from graphile_worker._private_workers "
+                "where id = $1 and last_heartbeat_at > now() - interval '2 s')",
                 worker,
                 THRESHOLD,
             )
