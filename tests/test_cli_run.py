@@ -29,7 +29,7 @@ from support.waiting import until
 from support.workers import locked
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
 COMMAND = str(Path(sys.executable).with_name("graphile-worker"))
 HELLO = "async def hello(payload):\n    print('Hello,', payload['name'], flush=True)\n"
@@ -117,7 +117,7 @@ class TestRunning:
         assert await locked(db) == []
 
     async def test_log_lines_can_be_json(self, db: asyncpg.Connection, database: str, folder: Path) -> None:
-        job = await add(db, "hello", payload={})
+        job = await add(db, "hello", payload={}, max_attempts=1)
         done = await asyncio.to_thread(
             command, folder, "-c", database, "--once", "--log-format", "json", "--log-level", "error"
         )
@@ -401,10 +401,15 @@ def test_shells_can_complete_verbs_and_their_values(tmp_path: Path) -> None:
 
 
 class TestHealth:
-    async def test_a_worker_is_asked_at_its_address(self, folder: Path, database: str) -> None:
+    @pytest.fixture
+    def port(self) -> Iterator[str]:
+        """Kept for whoever may use an address again, as a server may; nobody else is given it meanwhile."""
         with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
+            yield str(probe.getsockname()[1])
+
+    async def test_a_worker_is_asked_at_its_address(self, folder: Path, database: str, port: str) -> None:
         async with worker(folder, database, "--health", port) as running:
             await running.until("Worker connected")  # and in a moment it is ready
 

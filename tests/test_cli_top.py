@@ -139,6 +139,20 @@ class TestOnATerminal:
             terminal.press("q")
             await left_as_it_was(terminal, 0)
 
+    async def test_a_look_that_had_to_wait_does_not_put_off_the_next(
+        self, busy: asyncpg.Connection, database: str
+    ) -> None:
+        with tmux(*top(database)) as terminal:
+            await terminal.until("13 ready")
+            async with busy.transaction():
+                await busy.execute("lock table graphile_worker._private_jobs")
+                waits = """select true from pg_stat_activity where wait_event_type = 'Lock'
+                    and datname = current_database() and clock_timestamp() - query_start > '1 s'"""
+                await until(lambda: busy.fetchval(waits), "a look waits")
+            for ready in (14, 15):  # that look may see the first of them
+                await jobs.add(busy, "new")
+                await terminal.until(f"{ready} ready")
+
     async def test_workers_are_as_they_are_elsewhere(self, db: asyncpg.Connection, database: str) -> None:
         await db.execute(
             """insert into graphile_worker._private_workers (id, last_heartbeat_at, metadata)
@@ -252,6 +266,7 @@ class TestOnATerminal:
             terminal.press("Enter")
             await terminal.until("failed, attempt 25 of 25")
             terminal.press("t", "y")
+            await terminal.until("Job 14 runs again.")
             await terminal.until("ready, attempt 0 of 25")
             await busy.execute("update graphile_worker._private_jobs set priority = 77 where id = 14")
             await terminal.until("priority 77")

@@ -440,7 +440,7 @@ async def test_what_the_page_on_tasks_says_of_batches(database: str) -> None:
         results: dict[str, Any] = {}
         got: list[Any] = []
 
-        @app.task(batch=True)
+        @app.task(batch=True, retry=timedelta(minutes=10))
         async def check(items: list[int]) -> Any:
             got[:] = items
             return results["value"]

@@ -42,7 +42,7 @@ async def web_server(dsn: str) -> AsyncIterator[tuple[Program, httpx.AsyncClient
     ) as running:
         await running.until("Uvicorn running on")
         [address] = re.findall(r"http://[\d.:]+", running.text)
-        async with httpx.AsyncClient(base_url=address) as client:
+        async with httpx.AsyncClient(base_url=address, timeout=60) as client:
             yield running, client
 
 

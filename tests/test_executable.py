@@ -99,7 +99,7 @@ async def test_its_exit_code_and_the_end_of_its_complaints_are_the_last_error(
 ) -> None:
     script(folder, text)
     async with WorkerUtils(database) as utils:
-        job = await utils.add_job("job")
+        job = await utils.add_job("job", max_attempts=1)
     assert await run_once(task_directory=folder, dsn=database) == Drained(0, 1)
     error = (await existing(db, job.id))["last_error"]
     assert says in error

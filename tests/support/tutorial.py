@@ -16,6 +16,8 @@ from typing import Self
 
 _BLOCK = re.compile(r"```(python|ini|console|text)\n(.*?)```", re.DOTALL)
 _DEADLINE = 30.0
+_OTHERS = ("PYTEST", "GRAPHILE_", "PG", "DATABASE_URL", "FORCE_COLOR", "COLUMNS")
+"""Variables that change what is printed, and whoever follows the page has not set."""
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _VARYING = (
     (r"\d\d:\d\d:\d\d\.\d{3}", "<time>"),
@@ -50,7 +52,8 @@ class Reader:
         self._lines: SimpleQueue[str] = SimpleQueue()
         self._reading = Thread()
         here = str(Path(sys.executable).parent)
-        self._environment = {**os.environ, "PATH": f"{here}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(_OTHERS)}
+        self._environment = {**kept, "PATH": f"{here}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
 
     def __enter__(self) -> Self:
         return self

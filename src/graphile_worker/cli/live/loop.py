@@ -78,10 +78,12 @@ class Top:
             self._again.clear()  # before it: what is changed while we look is to be seen by the next one
             if not self._view.stands_still:
                 try:
-                    self._view.snapshot = await look(self._utils, self._view.snapshot)
+                    before = self._view.snapshot
+                    self._view.snapshot = seen = await look(self._utils, before)
                     await self._read_details()
                     # The larger the queue the rarer the look, so that it costs the server next to nothing.
-                    pause = max(pause, SHARE * self._view.snapshot.took)
+                    # One alone does not tell: the first has to connect, and any may have had to wait.
+                    pause = max(pause, SHARE * min(seen.took, before.took if before else 0.0))
                     self._view.pause, self._view.trouble = pause, ""
                 except GraphileWorkerError as error:
                     self._view.trouble = str(error)
