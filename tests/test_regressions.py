@@ -83,9 +83,9 @@ class TestPoolsOfTheCaller:
             await heard.until("job:complete")
             async with db.transaction():
                 await db.execute("lock table graphile_worker._private_jobs")
-                waits = """select true from pg_stat_activity where wait_event_type = 'Lock'
-                    and datname = current_database() and clock_timestamp() - query_start > '3.5 s'"""
-                await until(lambda: db.fetchval(waits), "an exchange waits for longer than the limit")
+                waits = "select true from pg_locks where relation = $1::regclass and not granted"
+                await until(lambda: db.fetchval(waits, "graphile_worker._private_jobs"), "an exchange waits")
+                await db.execute("select pg_sleep(3.5)")  # longer than the limit
             await add(db)
             await heard.until("job:complete", 2)
         assert heard.counts["worker:getJob:error"] == 0
