@@ -203,6 +203,23 @@ class TestExitCodes:
             await running.until("The worker stopped before the outcome of 1 of its jobs was recorded")
             assert await running.end() in {-number, 1}
 
+    async def test_it_says_what_the_next_signal_would_do(
+        self, db: asyncpg.Connection, database: str, folder: Path
+    ) -> None:
+        (folder / "tasks/stubborn.py").write_text(STUBBORN)
+        async with worker(folder, database, "--shutdown-grace", "1h") as running:
+            await running.until("Worker connected")
+            await add(db, "stubborn")
+            await running.until("begun")
+            running.send(signal.SIGINT)
+            await running.until("SIGINT: stopping; running jobs have 3600.0 s, or until the next signal")
+            running.send(signal.SIGINT)
+            await running.until(
+                "SIGINT: stopping; running jobs have 0.0 s; the next signal kills this process"
+            )
+            running.send(signal.SIGINT)
+            assert await running.end() == -signal.SIGINT
+
     async def test_a_breaking_migration_ends_it_with_57(
         self, db: asyncpg.Connection, database: str, folder: Path
     ) -> None:

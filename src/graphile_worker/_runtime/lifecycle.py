@@ -294,10 +294,11 @@ class Runner:
         kind = event.GracefulShutdown if count == 1 else event.ForcefulShutdown
         self.events.emit(kind(signal=number.name))
         self._process_ends = True
-        self._stop_within(grace, more, number.name)
+        then = ", or until the next signal" if count == 1 else "; the next signal kills this process"
+        self._stop_within(grace, more, number.name, then)
 
-    def _stop_within(self, grace: float, more: float, why: str) -> None:
-        self.logger.info("%s: stopping; running jobs have %.1f s", why, grace)
+    def _stop_within(self, grace: float, more: float, why: str, then: str = "") -> None:
+        self.logger.info("%s: stopping; running jobs have %.1f s%s", why, grace, then)
         self._limit(grace, more)
         self._begin_stop(f"The worker was told to stop: {why}")
 
