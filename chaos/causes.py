@@ -48,7 +48,9 @@ class Causes:
         found = [
             Cause(fault.kind, fault, self.costs_a_run(fault))
             for fault in self._faults
-            if _may_cost_a_run(fault, earlier) and _meets(fault, earlier.at, self._settled(earlier, later))
+            if _may_cost_a_run(fault, earlier)
+            and self._counts(fault)
+            and _meets(fault, earlier.at, self._settled(earlier, later))
         ]
         found.sort(key=lambda cause: (not cause.expected, abs(cause.fault.at - earlier.end)))
         return found[0] if found else None
@@ -60,6 +62,7 @@ class Causes:
                 fault
                 for fault in self._faults
                 if fault.kind in _SESSIONS_LOST | _SILENCES | {"kill", "term", NODE_FREED}
+                and self._counts(fault)
                 and _meets(fault, after, before)
             ),
             None,
@@ -105,6 +108,10 @@ class Causes:
     def costs_a_run(self, fault: Fault) -> bool:
         """Whether such a fault is known to."""
         return fault.kind in {"kill", "term", NODE_FREED} or self._loses_jobs(fault)
+
+    def _counts(self, fault: Fault) -> bool:
+        """A pause that nobody planned is an excuse only for what it must cost."""
+        return fault.kind != PAUSED or self._loses_jobs(fault)
 
     def _loses_jobs(self, fault: Fault) -> bool:
         """Whether it silenced a worker for so long that others may take its jobs."""

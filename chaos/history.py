@@ -35,6 +35,8 @@ DIED = "died"
 """The outcome of a run whose process ended in the middle of it."""
 _NUISANCES = {"hold gil", "fork"}
 _FREEZING = {"freeze", "long freeze", "hold gil"}
+_ECHO = 1.0
+"""Seconds by which a pause may seem longer than what caused it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,9 @@ def _without_echoes(faults: list[Fault]) -> Iterator[Fault]:
     caused = [fault for fault in faults if fault.kind in _FREEZING]
     for fault in faults:
         if fault.kind != PAUSED or not any(
-            set(fault.pids) & set(other.pids) and other.at <= fault.until and other.until >= fault.at
+            set(fault.pids) & set(other.pids)
+            and other.at - _ECHO <= fault.at
+            and fault.until <= other.until + _ECHO
             for other in caused
         ):
             yield fault

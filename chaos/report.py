@@ -12,7 +12,7 @@ from chaos.audit import crashes
 from chaos.campaign import AFTER, BEFORE, DURING
 from chaos.figures import promised, recoveries, throughput
 from chaos.fleet import NODE, PYTHON
-from chaos.ledger import NODE_FREED, OK, RAISED
+from chaos.ledger import NODE_FREED, OK, PAUSED, RAISED
 from chaos.schedule import KINDS
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def _column(outcome: Outcome, program: str) -> dict[str, str]:
     return {
         "workers": f"{outcome.campaign.workers}",
         "seconds of faults": f"{outcome.campaign.seconds:.0f}",
-        "faults": f"{len(history.faults)}",
+        "faults": f"{sum(fault.kind != PAUSED for fault in history.faults)}",
         "jobs surely added": f"{len(history.added):,}",
         "jobs locked at the end": f"{locked}",
         "serial queues locked at the end": f"{len(history.locked_queues)}",

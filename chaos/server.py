@@ -26,8 +26,9 @@ _PARAMETERS = {
     "max_connections": str(MOST_CONNECTIONS),
     "log_min_messages": "fatal",
 }
-_LONGEST_ANSWER = 2.0
+_LONGEST_ANSWER, _BETWEEN = 2.0, 0.2
 _PATIENCE = 5
+"""How often to ask again."""
 _LOCKED_JOBS = """
     select locked_by, array_agg(id order by id) as ids from graphile_worker._private_jobs
     where locked_by is not null group by locked_by"""
@@ -96,6 +97,7 @@ class Server:
         for _ in range(_PATIENCE):
             with suppress(*Unreachable):
                 return await self.ask(statement, *arguments)
+            await asyncio.sleep(_BETWEEN)
         return await self.ask(statement, *arguments)
 
     async def locks(self) -> dict[str, list[int]]:

@@ -38,7 +38,7 @@ from graphile_worker.events import (
 
 _SET_DEATH_SIGNAL = 1
 """Of prctl; Linux only."""
-_LOOK, _PAUSE = 0.1, 0.5
+_LOOK = 0.1
 
 
 class Orders(msgspec.Struct, kw_only=True):
@@ -55,7 +55,7 @@ class Orders(msgspec.Struct, kw_only=True):
 async def work(orders: Orders) -> None:
     """Work until a signal ends it."""
     ledger = Ledger(Path(orders.ledger))  # open to the end: threads may outlive the worker
-    threading.Thread(target=_note_pauses, args=(ledger, orders.slot), daemon=True).start()
+    threading.Thread(target=_note_pauses, args=(ledger, orders), daemon=True).start()
     runner = await run(
         tasks_for(ledger),
         orders.dsn,
@@ -69,13 +69,14 @@ async def work(orders: Orders) -> None:
     await runner.wait()
 
 
-def _note_pauses(ledger: Ledger, slot: int) -> None:
+def _note_pauses(ledger: Ledger, orders: Orders) -> None:
+    """Those in which jobs may be lost; shorter ones are no excuse for anything."""
     last = now()
     while True:
         time.sleep(_LOOK)
         before, last = last, now()
-        if last - before > _PAUSE:
-            ledger.write(Fault(at=before, until=last, kind=PAUSED, pids=[os.getpid()], slots=[slot]))
+        if last - before >= orders.leases.short_silence:
+            ledger.write(Fault(at=before, until=last, kind=PAUSED, pids=[os.getpid()], slots=[orders.slot]))
 
 
 def _events(ledger: Ledger) -> Events:

@@ -370,6 +370,15 @@ def test_a_pause_that_we_caused_is_not_another_fault() -> None:
     freeze = fault("freeze", 30, 45, FIRST)
     echo, other = fault(PAUSED, 29.9, 45, FIRST), fault(PAUSED, 30, 45, SECOND)
     assert History.of([echo, freeze, other]).faults == [freeze, other]
+    longer = fault(PAUSED, 20, 70, FIRST)
+    assert History.of([freeze, longer]).faults == [longer, freeze]
+
+
+def test_a_pause_that_is_too_short_to_lose_jobs_explains_nothing() -> None:
+    again = [*added("1"), *ran("1", 1, 9), *ran("1", 9.5, 11, attempt=2, pid=SECOND)]
+    assert rules(*again, fault(PAUSED, 8, 8.6, FIRST)) == rules(*again) == ["extra run"]
+    unseen = [*added("1"), *ran("1", 9, 10, attempt=2)]
+    assert rules(*unseen, fault(PAUSED, 8, 8.6, SECOND)) == rules(*unseen) == ["attempts"]
 
 
 class TestRecovery:

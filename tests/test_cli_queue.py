@@ -230,7 +230,7 @@ class TestUnlock:
         )
         await lock(db, (await add(db))["id"], by="alive")
         done = await cli("unlock", "alive")
-        assert (done.returncode, "Stop it first, or say --force." in done.stderr) == (1, True)
+        assert (done.returncode, "Stop it first; if it is stopped, say --force." in done.stderr) == (1, True)
         assert await cli.out("unlock", "alive", "--force") == "Freed 1 job and 0 queues.\n"
 
 

@@ -513,6 +513,13 @@ class TestStuckQueues:
         found = await finding("queues", database)
         assert "do not unlock it: restart python-1 (pid 7 on here)" in (found.advice or "")
 
+    async def test_one_of_rusts_is_to_be_stopped_first(self, db: asyncpg.Connection, database: str) -> None:
+        await jobs.add(db, queue_name="q")
+        await self.lock(db, "q", "rust-1")
+        await register(db, "rust-1", '{"pid": 5}')
+        found = await finding("queues", database)
+        assert (found.advice or "").endswith("stop rust-1 first. Then: graphile-worker unlock rust-1 --force")
+
 
 class TestLocks:
     async def hold(self, db: asyncpg.Connection, worker: str, age: str) -> None:

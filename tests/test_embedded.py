@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 import warnings
 from contextlib import suppress
 from pathlib import Path
@@ -227,8 +228,12 @@ async def test_what_a_crash_left_is_stale_even_if_the_number_is_another_process_
 
 def _remove(folder: Path) -> None:
     """Also under somebody who writes there."""
-    while folder.exists():
+    for _ in range(1000):
         shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{folder} is still there")
 
 
 async def test_a_starter_killed_while_it_makes_the_cluster_does_not_disturb_the_next(

@@ -24,8 +24,6 @@ from support.workers import Gate, Heard, nothing, running
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-SHORT: dict[str, Any] = {"heartbeat_interval": 0.3, "fast_lease": 1.2, "lease": 4.0}
-
 
 @pytest.fixture(scope="session")
 def databases(graphile_worker_databases: Databases) -> Databases:

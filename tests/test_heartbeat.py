@@ -316,16 +316,17 @@ class TestGivingUp:
         self, db: asyncpg.Connection, database: str
     ) -> None:
         heard, watcher, gate = Heard(), Heard(), Gate()
+        lease = {**SHORT, "fast_lease": 2.0, "lease": 8.0}  # it gives up 2 s before that is over
         async with (
             proxied(database) as (proxy, through),
-            running({"task": gate}, through, heard=heard, **SHORT),
-            running({"other": nothing}, database, heard=watcher, **SHORT),
+            running({"task": gate}, through, heard=heard, **lease),
+            running({"other": nothing}, database, heard=watcher, **lease),
         ):
             await add(db)
             await gate.until_begun()
             proxy.frozen = True
             fenced = await heard.until("pool:fenced")
-            assert fenced.silence >= 3
+            assert 6 <= fenced.silence < 8
             assert "worker:recovered" not in watcher.names
             await watcher.until("worker:recovered")
             proxy.frozen = False

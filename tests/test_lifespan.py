@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from graphile_worker import App, ConfigurationError, GraphileWorkerError, JobContext, run, run_once
+from graphile_worker._runtime import lifecycle
 from graphile_worker._runtime import lifespan as lifespan_module
 from graphile_worker.testing import drain
 from support.jobs import existing
@@ -188,6 +189,7 @@ async def test_a_test_that_drains_is_told_that_it_ended(database: str) -> None:
 async def test_one_that_does_not_close_is_cancelled_and_then_left_alone(
     database: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, *, heeds: bool
 ) -> None:
+    monkeypatch.setattr(lifecycle, "GIVE_UP_AFTER", 2.0)
     monkeypatch.setattr(lifespan_module, "_AT_LEAST", 0.05)
     release, left = asyncio.Event(), asyncio.Event()
 
@@ -202,7 +204,6 @@ async def test_one_that_does_not_close_is_cancelled_and_then_left_alone(
             left.set()
 
     runner = await run({"task": nothing}, database, lifespan=lifespan, handle_signals=False)
-    runner._hurry.set()  # as a while after the grace
     async with asyncio.timeout(DEADLINE):
         await runner.stop(grace=0)
         assert "The lifespan takes too long to close: it is cancelled" in caplog.text

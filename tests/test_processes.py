@@ -12,7 +12,8 @@ import sys
 import threading
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import psutil
 import pytest
@@ -36,6 +37,8 @@ from graphile_worker import (
 from graphile_worker._runtime import member, processes
 from graphile_worker._runtime.carried import RemoteTraceback
 from graphile_worker._runtime.handlers import read_handlers
+from graphile_worker.liveness import since_boot
+from graphile_worker.process_member import Watch
 from graphile_worker.tasks import task_of
 from support import computing
 from support.postgres import ROOT
@@ -728,6 +731,15 @@ class TestDying:
                 frozen.send(signal.SIGKILL)
         attempts = path.read_text().split()
         assert attempts == sorted(attempts)
+
+    def test_it_looks_again_no_later_than_its_patience_ends(self) -> None:
+        pulse = SimpleNamespace(last=since_boot())
+        watch = Watch(os.getpid(), cast("Any", pulse))
+        assert watch._patience_left() == 1, "the time between two looks"
+        watch.patience = 0.5
+        assert watch._patience_left() <= 0.5
+        pulse.last -= 1
+        assert watch._patience_left() <= -0.5
 
     async def test_a_signal_to_all_processes_is_the_workers_matter(
         self, database: str, tmp_path: Path

@@ -160,7 +160,7 @@ def _dead(course: Course, name: str, table: Callable[[Sample], TableState]) -> F
 
 
 def _if_long_enough(course: Course, finding: Finding) -> Finding:
-    """Until autovacuum has come some times, dead rows must grow; whether they go on is not known."""
+    """Until autovacuum has come some times dead rows must grow, and a moment's stall weighs much."""
     if course.long_enough:
         return finding
     return finding._replace(found=f"{finding.found}; the run was too short to tell", good=None)

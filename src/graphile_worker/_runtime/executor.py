@@ -179,8 +179,7 @@ class Executor:
         def ended(future: asyncio.Future[Any]) -> None:
             self.abandoned -= 1
             value, _error = future.result()
-            if inspect.isawaitable(value):
-                discard([value])
+            discard([value])
             logger.info("The thread of job %d (%s) has ended after all", job.id, job.task_identifier)
 
         future.add_done_callback(ended)

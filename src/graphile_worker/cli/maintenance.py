@@ -42,8 +42,10 @@ def unlock(
 ) -> int:
     """Free all jobs and queues that workers hold, by their ids.
 
-    For workers that are gone for good: what a live one holds would run twice. Dead workers of this library
-    need it not, for others see that they are dead: see sweep. The id - stands for ids from standard input.
+    For workers that are gone for good: what a live one holds would run twice. One of Rust's counts as live
+    until it has been silent for five minutes; if you know that it is gone, say --force. Dead workers of this
+    library need it not, for others see that they are dead: see sweep. The id - stands for ids from standard
+    input.
     """
     names: dict[str, None] = {}
     for word in workers:
@@ -83,7 +85,7 @@ def _refuse_living(workers: Sequence[WorkerInfo]) -> None:
         if worker.lives:
             raise click.ClickException(
                 f"{worker.name} lives: it was heard from {worker.silence or 0:.0f} s ago. What it runs would "
-                "run twice. Stop it first, or say --force."
+                "run twice. Stop it first; if it is stopped, say --force."
             )
 
 
@@ -126,7 +128,10 @@ async def _cleanup(
         if removed is None:
             return 1
         served = {
-            task for one in await utils.workers(and_locks=False) if one.lives for task in one.tasks or ()
+            task
+            for one in await utils.workers(and_locks=False)
+            if one.is_ours and one.lives
+            for task in one.tasks or ()
         }
         rest = [_PARTS[name] for name in chosen if name != "failed-jobs"]
         cleaned = await utils.cleanup(rest, keep_task_identifiers=[*keep, *served])

@@ -34,7 +34,7 @@ def top(settings: Mapping[str, Value], *, interval: float) -> None:
     Enter         look at a job           t, c      retry it, cancel it
     space         stand still, go on      q         quit
 
-    It looks more rarely the longer looks take: at most a fiftieth of one session's time.
+    It looks more rarely the longer looks take: about a fiftieth of one session's time, at most.
     """  # noqa: D301 - this one is for click
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("top needs a terminal. For a script there is: graphile-worker stats --json")

@@ -42,6 +42,8 @@ async def check_queues(subject: Subject) -> list[Finding]:
         if worker is not None and worker.lives:
             advice = (
                 f"Its worker lives, so do not unlock it: restart {worker.name}, and others free the queue."
+                if worker.is_ours
+                else f"Its worker lives: stop {worker.name} first. Then: {_unlock(queue.locked_by)} --force"
             )
         waiting = counted(queue.waiting, "job waits", "jobs wait") if queue.waiting else "no job waits"
         findings.append(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from graphile_worker.client import WorkerUtils
 
 SHARE = 50
-"""A look may take one part of so many of the time."""
+"""Looks may take about one part of so many of the time."""
 
 
 class Top:
