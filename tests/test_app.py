@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import asyncpg
 import pytest
@@ -27,6 +27,7 @@ from graphile_worker import (
     WorkerUtils,
     task,
 )
+from graphile_worker.blocking import Blocking
 from graphile_worker.options import OnceOptions, RunOptions
 from support.programs import Program, program
 from support.waiting import until
@@ -152,6 +153,31 @@ class TestIncluding:
 
 
 class TestConnections:
+    def test_other_threads_may_open_it_meanwhile(self) -> None:
+        clients = App("postgresql://nobody@localhost:1/nowhere")._clients
+
+        class Loop:
+            def is_closed(self) -> bool:
+                add()  # as another thread does
+                return True
+
+        def add() -> None:
+            clients._of_loops[cast("Any", Loop())] = cast("Any", None)
+
+        add()
+        clients._forget_closed_loops()
+        assert len(clients._of_loops) == 1, "that of the other thread"
+
+    def test_a_forked_child_does_not_wait_for_the_thread_of_its_parent(self) -> None:
+        blocking = Blocking()
+        assert blocking.run(asyncio.sleep(0, "done")) == "done"
+        thread, at_exit = blocking._thread, blocking._at_exit
+        assert thread is not None
+        assert at_exit is not None
+        blocking.forget()
+        assert not at_exit.alive
+        thread.end()
+
     async def test_they_are_opened_late_and_closed_early(self, db: asyncpg.Connection, database: str) -> None:
         app = App(database)
         hello = shared()

@@ -20,6 +20,7 @@ from graphile_worker import (
     ConfigurationError,
     DatabaseError,
     Fail,
+    GraphileWorkerError,
     InvalidJobError,
     Job,
     JobContext,
@@ -100,6 +101,21 @@ async def test_it_runs_what_is_due_and_says_what_became_of_it(database: str) -> 
         "cancel": ("failed", 25),
         "later": ("scheduled", 0),
     }
+
+
+async def test_a_job_that_closes_the_app_is_an_error_and_no_hang(database: str) -> None:
+    app = App(database)
+
+    @app.task
+    async def closes() -> None:
+        await app.close()
+
+    async with app:
+        await closes.enqueue()
+        with pytest.raises(GraphileWorkerError):
+            async with asyncio.timeout(20) as limit:
+                await drain(app)
+    assert not limit.expired()
 
 
 async def test_jobs_that_jobs_add_run_too_and_other_tasks_do_not(database: str) -> None:

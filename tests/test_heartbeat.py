@@ -285,6 +285,28 @@ class TestDeath:
         assert "worker:recovered" not in heard.names
 
 
+class TestWakingUp:
+    async def test_what_was_not_begun_in_doubt_is_begun_when_a_beat_is_recorded(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        """After a long sleep the answer is there before the beat, and the beat before anybody gives up."""
+        heard = Heard()
+        async with running({"task": nothing}, database, heard=heard, poll_interval=3600, **ROOMY) as runner:
+            vitals, in_hand = runner._parts._vitals, runner._worker._in_hand
+            known, doubts = vitals.may_work, list[bool]()
+
+            def may_work(task: str | None = None) -> bool:
+                if in_hand.prefetched.ready and not doubts:
+                    doubts.append(True)
+                    return False
+                return known(task)
+
+            vitals.may_work = may_work  # type: ignore[method-assign]
+            await add(db)
+            await heard.until("job:complete")
+        assert doubts
+
+
 class TestGivingUp:
     async def test_cut_off_by_a_proxy_it_gives_up_before_the_fast_lease_is_over(
         self, db: asyncpg.Connection, database: str

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
 
@@ -315,6 +316,66 @@ class TestAroundRunning:
 
         assert await result(database, function, Around(tries_again)) is None
         assert seen == [True, False]
+
+    async def test_a_thread_of_the_first_run_does_not_meddle_with_the_second(
+        self, database: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(deadline, "_LAST_CHANCE", 0.05)
+        begun, meddled = threading.Event(), threading.Event()
+        told: list[bool] = []
+        left: list[timedelta] = []
+
+        @task(timeout=60)
+        def function(ctx: JobContext) -> None:
+            if not begun.is_set():
+                ctx.extend_deadline(0.01)
+                assert begun.wait(DEADLINE), "the second run began, and this one goes on"
+                told.append(bool(ctx.stopping))
+                ctx.extend_deadline(600)
+                meddled.set()
+                return
+            assert meddled.wait(DEADLINE)
+            told.append(bool(ctx.stopping))
+            assert ctx.deadline is not None
+            left.append(ctx.deadline - datetime.now(UTC))
+
+        async def tries_again(ctx: JobContext, proceed: Running) -> None:
+            try:
+                await proceed()
+            except TaskTimeoutError:
+                again = proceed()
+                told.append(bool(ctx.stopping))
+                begun.set()
+                await again
+
+        assert await result(database, function, Around(tries_again)) is None
+        assert told == [False, True, False]
+        assert left[0] < timedelta(minutes=2)
+
+    @pytest.mark.parametrize("when", ["before", "after a timeout"])
+    async def test_it_may_give_the_task_more_time(self, database: str, when: str) -> None:
+        left: list[timedelta] = []
+
+        @task(timeout=60)
+        async def function(ctx: JobContext) -> None:
+            if when != "before" and not left:
+                left.append(timedelta(0))
+                ctx.extend_deadline(0.01)
+                await asyncio.Event().wait()
+            assert ctx.deadline is not None
+            left.append(ctx.deadline - datetime.now(UTC))
+
+        async def gives(ctx: JobContext, proceed: Running) -> None:
+            if when == "before":
+                ctx.extend_deadline(600)
+            try:
+                await proceed()
+            except TaskTimeoutError:
+                ctx.extend_deadline(600)
+                await proceed()
+
+        assert await result(database, function, Around(gives)) is None
+        assert left[-1] > timedelta(minutes=5)
 
     async def test_it_is_cancelled_with_the_job_at_shutdown(self, database: str) -> None:
         gate = Gate()

@@ -193,6 +193,20 @@ class TestRunning:
         assert 30 < float(left) < 90
         assert stopping == "False"
 
+    async def test_what_middleware_gives_it_counts_from_when_it_begins(
+        self, database: str, tmp_path: Path
+    ) -> None:
+        class Gives(Middleware):
+            async def execute(self, ctx: JobContext, proceed: Any) -> Any:
+                ctx.extend_deadline(600)
+                return await proceed()
+
+        async with WorkerUtils(database) as utils:
+            await utils.add_job("look_at_deadline", {"path": str(tmp_path / "told")})
+        served = these("look_at_deadline")
+        assert await once(served, database, middleware=[Gives()]) == Drained(1, 0)
+        assert float((tmp_path / "told").read_text().split()[0]) > 300
+
     async def test_batches_fail_item_by_item(self, database: str) -> None:
         heard = Heard()
         job = await result(database, "items", heard, [1, 2, "x", 3, 5, 6])

@@ -541,6 +541,7 @@ async def test_jobs_may_end_while_they_are_started(database: str) -> None:
     """With an eager task factory they do."""
     asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined,unused-ignore]
     async with WorkerUtils(database) as utils:
-        await utils.add_jobs(JobSpec("task") for _ in range(50))
-    done = await run_once({"task": nothing}, database, concurrency=5, prefetch=10, handle_signals=False)
-    assert done == Drained(50, 0)
+        await utils.add_jobs(JobSpec("task") for _ in range(600))
+    # So many that calls inside of calls would be too many.
+    done = await run_once({"task": nothing}, database, concurrency=5, prefetch=300, handle_signals=False)
+    assert done == Drained(600, 0)

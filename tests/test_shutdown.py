@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import random
 import signal
@@ -27,12 +28,14 @@ from graphile_worker import (
 )
 from graphile_worker._db import connect, listen
 from graphile_worker._runtime import lifecycle
+from graphile_worker._runtime.service import Service
 from graphile_worker._runtime.worker import Worker
+from graphile_worker.logs import ScopedLogger
 from graphile_worker.testing import Databases
 from support import programs
 from support.jobs import add, count, existing, get
 from support.proxy import proxied
-from support.waiting import until
+from support.waiting import DEADLINE, until
 from support.workers import Gate, Heard, drop_schema, locked, nothing, running
 
 if TYPE_CHECKING:
@@ -291,6 +294,46 @@ class TestStop:
         await run_once({"task": task}, database, concurrency=10, handle_signals=False)
         assert sorted(set(ran)) == list(range(1500))
         assert await count(db) == 0
+
+
+class TestServices:
+    async def test_a_tick_that_swallows_its_cancellation_is_the_last(self) -> None:
+        class Stubborn(Service):
+            async def tick(self) -> float | None:
+                begun.set()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+                return None
+
+        begun = asyncio.Event()
+        service = Stubborn(ScopedLogger(logging.getLogger("graphile_worker"), {}))
+        service.start()
+        await begun.wait()
+        async with asyncio.timeout(DEADLINE):
+            await service.stop()
+
+    async def test_a_connection_that_takes_long_to_close_does_not(
+        self, database: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Somebody is told to stop while it closes one that nobody answers on."""
+        closing, close = asyncio.Event(), asyncpg.Connection.close
+        ear: object = None
+
+        async def closes(connection: asyncpg.Connection, **options: Any) -> None:
+            if connection is ear:
+                closing.set()
+                await asyncio.Event().wait()
+            await close(connection, **options)
+
+        monkeypatch.setattr(asyncpg.Connection, "close", closes)
+        heard = Heard()
+        runner = await run({"task": nothing}, database, events=heard.events, handle_signals=False)
+        ear = (await heard.until("pool:listen:success")).client
+        assert runner._parts.notifier._ear is not None
+        runner._parts.notifier._ear.closed.set()
+        await closing.wait()
+        async with asyncio.timeout(DEADLINE):
+            await runner.stop()
 
 
 class TestFatalErrors:

@@ -20,6 +20,7 @@ from graphile_worker import (
     ConfigurationError,
     DatabaseError,
     Drained,
+    Events,
     InvalidJobError,
     Job,
     JobContext,
@@ -922,6 +923,12 @@ class TestRetries:
 
 
 class TestEvents:
+    async def test_a_worker_that_cannot_be_made_leaves_no_listener(self, database: str) -> None:
+        events = Events()
+        with pytest.raises(ConfigurationError):
+            await run({"task": nothing}, database, events=events, health="nowhere", handle_signals=False)
+        assert not any(events._listeners.values())
+
     async def test_their_order_for_one_job(self, database: str) -> None:
         heard = Heard()
         async with running({"task": nothing, "bad": len}, database, heard=heard) as runner:

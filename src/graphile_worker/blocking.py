@@ -50,15 +50,19 @@ class Blocking:
     A child that was forked off has no such thread, so it begins one of its own.
     """
 
+    _at_exit: weakref.finalize[..., Blocking] | None = None
+
     def __init__(self) -> None:
         self.forget()
         _ALL.add(self)
 
     def forget(self) -> None:
         """There is no thread, whatever there was."""
+        if self._at_exit is not None:
+            self._at_exit.detach()  # or the end of the process would wait for it
         self._lock = threading.Lock()
         self._thread: _Thread | None = None
-        self._at_exit: weakref.finalize[..., Blocking] | None = None
+        self._at_exit = None
 
     def run(self, work: Coroutine[Any, Any, T] | Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Wait for a coroutine, or for that which a function makes, in a thread without an event loop."""

@@ -122,8 +122,9 @@ class Clients:
         """Their connections are of no use, nor are those that a parent process has."""
         if self._process != os.getpid():
             self._of_loops, self._process = {}, os.getpid()
-        for loop in [loop for loop in self._of_loops if loop.is_closed()]:
-            del self._of_loops[loop]
+        for loop in list(self._of_loops):  # other threads have event loops too
+            if loop.is_closed():
+                self._of_loops.pop(loop, None)
 
     def _open(self, loop: asyncio.AbstractEventLoop) -> _Client:
         self._forget_closed_loops()

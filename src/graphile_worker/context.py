@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import threading
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, Unpack
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from graphile_worker.durations import seconds
 from graphile_worker.errors import TaskError
@@ -140,6 +140,7 @@ class Surroundings:
         self._specs = specs
         self._own: WeakKeyDictionary[Stopping, str] = WeakKeyDictionary()
         self._of_jobs: WeakValueDictionary[tuple[int, datetime | None], Stopping] = WeakValueDictionary()
+        self._outdated: WeakSet[Stopping] = WeakSet()
         self._lock = threading.Lock()
         self.state: Any = None
         self.worker_id = worker_id
@@ -203,6 +204,8 @@ class Surroundings:
         It is made when somebody asks for it: most jobs never do. `told` is what the job began with.
         """
         with self._lock:
+            if told is not None and told in self._outdated:
+                return told  # a thread of a run that is over: the one after it has something of its own
             own = self._of_jobs.get((job.id, job.locked_at))
             if own is None:
                 own = told if told is not None and told in self._own else Stopping()
@@ -223,6 +226,7 @@ class Surroundings:
             if not told or self.stopping(job.task_identifier) or told.cancelled or own.cancelled:
                 return told
             self._of_jobs.pop(place, None)
+            self._outdated.add(told)
             new = Stopping()
             self._own[new] = job.task_identifier
         return new

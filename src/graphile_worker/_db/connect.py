@@ -363,5 +363,8 @@ async def end(connection: asyncpg.Connection) -> None:
         # The driver's own limit does not hold for everything that it does.
         async with asyncio.timeout(_CLOSE_TIMEOUT):
             await connection.close()
-    except (Exception, asyncio.CancelledError):  # noqa: BLE001 - however it fails, it has to go
+    except asyncio.CancelledError:
+        connection.terminate()
+        raise  # or a service that is told to end while it is here goes on for ever
+    except Exception:  # noqa: BLE001 - however it fails, it has to go
         connection.terminate()

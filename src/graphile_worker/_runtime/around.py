@@ -40,12 +40,15 @@ class _Around:
 
     async def __call__(self, handler: Handler, job: Job, deadline: Deadline | None) -> Any:
         begun: list[Coroutine[Any, Any, Any]] = []
+        ctx: JobContext[Any] = JobContext(job, self._surroundings, deadline)
 
         def proceed(payload: Any = _AS_IT_IS, /) -> Coroutine[Any, Any, Any]:
+            nonlocal deadline
             if begun and deadline is not None:
                 # Or a task that is tried again after a timeout has no time, and is told to stop at once.
-                deadline.begin()
-                deadline.stopping = self._surroundings.told_anew(job, deadline.stopping)
+                deadline = deadline.anew(self._surroundings.told_anew(job, deadline.stopping))
+                # What the middleware is told, and the time that it gives, are now that run's.
+                ctx._deadline, ctx._told, ctx._stopping = deadline, deadline.stopping, None  # noqa: SLF001
             if payload is _AS_IT_IS:
                 begun.append(self._inner(handler, job, deadline))
             else:
@@ -53,7 +56,7 @@ class _Around:
             return begun[-1]
 
         try:
-            value = self._middleware.execute(JobContext(job, self._surroundings, deadline), proceed)
+            value = self._middleware.execute(ctx, proceed)
             if inspect.isawaitable(value):
                 value = await value
         except BaseException:

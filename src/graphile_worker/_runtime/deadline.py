@@ -29,23 +29,28 @@ class Deadline:
 
     def __init__(self, timeout: float) -> None:
         self._loop = asyncio.get_running_loop()
-        self._timeout = timeout
+        self._timeout = self._length = timeout
         self._scope: asyncio.Timeout | None = None
         self._moving: asyncio.Future[None] | None = None
         self.stopping = Stopping()
         """Set when it is over; for this job alone."""
-        self.begin()
-
-    def begin(self) -> None:
-        """Count from now on: until now it had to wait for something that is not of its own doing.
-
-        Or it ran already, and is to run again.
-        """
-        self._begun = self._loop.time()
-        self._when = self._begun + self._timeout
         self._moved = False
         self.expired = False
         """Whether the job was told that its time is over."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from now on: until now it had to wait for something that is not of its own doing."""
+        self._begun = self._loop.time()
+        self._when = self._begun + self._length
+
+    def anew(self, stopping: Stopping) -> Deadline:
+        """For the same job, which is to run again: a thread of its first run may have this one still."""
+        new = Deadline(self._timeout)
+        new.stopping = stopping
+        if self.expired and self.remaining:  # somebody has given it more time since
+            new.extend(self.remaining)
+        return new
 
     @property
     def at(self) -> datetime:
@@ -59,7 +64,8 @@ class Deadline:
 
     def extend(self, duration: Duration) -> None:
         """So long from now, whatever it was. May be called from any thread."""
-        self._when = self._loop.time() + seconds("extend_deadline", duration, "more than 0")
+        self._length = seconds("extend_deadline", duration, "more than 0")
+        self._when = self._loop.time() + self._length
         self._moved = True
         self._loop.call_soon_threadsafe(self._move)
 

@@ -150,10 +150,14 @@ class Exchanger:
         )
 
     async def unlock_queues(self, queue_ids: Sequence[int]) -> None:
-        """Let go of queues that no job in hand belongs to."""
-        await self._ask(
-            lambda on: database.unlock_queues(on, self._session.schema, self._worker_id, queue_ids)
-        )
+        """Let go of queues that no job in hand belongs to. Whoever could not has to connect again."""
+        try:
+            await self._ask(
+                lambda on: database.unlock_queues(on, self._session.schema, self._worker_id, queue_ids)
+            )
+        except Exception:
+            self.abandon()
+            raise
 
     async def _ask(self, question: Callable[[Connection], Awaitable[T]]) -> T:
         connection = self._connection

@@ -62,7 +62,7 @@ class InHand:
         self.slots = Slots(pool, options.concurrency, executor, events, self._end_run)
         self.results = Results()
         self.gates = Gates(options.middleware, pool.tasks, logger)
-        self._released = False
+        self._released = self._starting = False
         self.fenced = False
         """Whether we had to give up what we hold, because others may take it."""
 
@@ -176,14 +176,23 @@ class InHand:
         if self._released or self.fenced:
             self.results.add(self.prefetched.give_back("RELEASED"))
 
+    def go_on(self) -> None:
+        """A beat is recorded: begin what was not begun while it could not be said whether it is ours."""
+        self._start()
+
     def _start(self) -> None:
-        if not (self.prefetched.ready and self.slots.free):
+        # With an eager task factory a job may have ended when it is started, and come back here. Then the
+        # loop below goes on: calls inside of calls would be as many as there are jobs.
+        if self._starting or not (self.prefetched.ready and self.slots.free):
             return
         # One that woke up from a long sleep must not begin what may be somebody else's by now.
         if not (self._released or self.fenced) and self._vitals.may_work():
-            # Asked anew each time: with an eager task factory a job may have ended when it is started.
-            while self.prefetched.ready and self.slots.free:
-                self.slots.start(self.prefetched.take())
+            self._starting = True
+            try:
+                while self.prefetched.ready and self.slots.free:
+                    self.slots.start(self.prefetched.take())
+            finally:
+                self._starting = False
 
     def _end_run(self, held: Held, outcome: Outcome) -> None:
         self.results.append(self.prefetched.finish(held, outcome))

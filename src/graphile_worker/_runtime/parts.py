@@ -81,7 +81,6 @@ class Parts:
         self._flags = ForbiddenFlags(options.forbidden_flags, self.logger)
         self._vitals = Vitals(options.terms)
         self._sidecar = Sidecar()
-        self._job_log = JobLog(options.events, self.logger)
         self.worker = self._make_worker(handlers)
         self._lifeline = self._make_lifeline()
         self.worker.on_reconciled = self._lifeline.revive
@@ -101,6 +100,8 @@ class Parts:
             address=options.health,
             logger=self.logger,
         )
+        # The emitter may be the caller's: it listens there only if there is a worker to close it again.
+        self._job_log = JobLog(options.events, self.logger)
 
     def _make_worker(self, handlers: Mapping[str, Handler]) -> Worker:
         options = self._options

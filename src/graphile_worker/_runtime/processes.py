@@ -123,13 +123,14 @@ class Processes:
             self._pulse.close()
 
     async def _take(self) -> Member:
-        while True:
+        while not self._closed:
             while self._idle:
                 member = self._idle.pop()  # the one that was busy last: the others may be in swap by now
                 if not member.exited.is_set():
                     member.in_use = True
                     return member
             await self._start()
+        raise TaskError("The worker has stopped, and its processes have ended.")
 
     def _give_back(self, member: Member) -> None:
         member.jobs += 1

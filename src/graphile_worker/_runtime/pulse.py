@@ -6,6 +6,7 @@ import mmap
 import os
 import struct
 import tempfile
+from contextlib import suppress
 
 _MOMENT = struct.Struct("d")
 
@@ -34,7 +35,8 @@ class Pulse:
 
     def beat(self, sent: float) -> None:
         """One that was sent then is confirmed."""
-        self._memory[:] = _MOMENT.pack(sent)
+        with suppress(ValueError):  # it was closed meanwhile
+            self._memory[:] = _MOMENT.pack(sent)
 
     def close(self) -> None:
         """It is not needed any more."""

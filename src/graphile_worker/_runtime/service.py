@@ -26,6 +26,7 @@ class Service:
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._failures = 0
+        self._ending = False
 
     async def tick(self) -> float | None:
         """One unit of work. Returns the seconds until the next, or None to wait until woken."""
@@ -41,6 +42,7 @@ class Service:
 
     def cancel(self) -> None:
         """Begin to end, in the middle of a tick too."""
+        self._ending = True
         if self._task is not None:
             self._task.cancel()
 
@@ -51,7 +53,7 @@ class Service:
             await asyncio.wait([self._task])
 
     async def _run(self) -> None:
-        while True:
+        while not self._ending:  # somebody's code in a tick may have swallowed that it is cancelled
             self._woken.clear()
             try:
                 delay = await self.tick()
@@ -61,7 +63,8 @@ class Service:
                 self.logger.exception("The %s failed; again in %.1f s", self.name, delay)
             else:
                 self._failures = 0
-            await self._sleep(delay)
+            if not self._ending:
+                await self._sleep(delay)
 
     async def _sleep(self, delay: float | None) -> None:
         if delay is None:

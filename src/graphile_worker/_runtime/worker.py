@@ -56,8 +56,7 @@ class Worker(Service):
         logger: ScopedLogger,
     ) -> None:
         super().__init__(logger)
-        self._pool = pool
-        self._options = options
+        self._pool, self._options = pool, options
         self._exchanger = exchanger
         self._vitals = vitals
         self._flags = flags
@@ -136,6 +135,7 @@ class Worker(Service):
             self._in_hand.unfence(forgive=not self._mourned)
             self._mourned = False
             self.look()
+        self._in_hand.go_on()  # if the beat was faster than the fence, nobody else would
 
     def interrupt(self) -> None:
         """Stop what runs."""

@@ -210,7 +210,7 @@ class _Executor(Executor):
         outcome = await super().execute(held)
         try:
             choice = await self._cancellation(held)
-        except DatabaseError:  # it is raised when the outcome is recorded, or has passed by then
+        except Exception:  # noqa: BLE001 - it is raised when the outcome is recorded, or has passed by then
             return outcome
         return outcome if choice is None else as_cancelled(choice, outcome)
 
