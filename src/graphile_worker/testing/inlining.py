@@ -29,9 +29,9 @@ async def inline(
 ) -> AsyncIterator[App]:
     """For a while, whoever adds a job waits until it has run.
 
-    It is stored, claimed, run and recorded as by `drain`, on the connection that it was added with. The jobs
-    that it adds run after it, also from threads of its own: then they do not wait. What is scheduled for
-    later stays.
+    It is stored, claimed, run and recorded as by `drain`, on the connection that it was added with. While it
+    runs all that the app adds goes there, whoever adds it. The jobs that it adds run after it, also from
+    threads of its own: then they do not wait. What is scheduled for later stays.
 
     Args:
         app: The app.
