@@ -91,6 +91,13 @@ async def result(
         return await utils.get_job(id=job.id)
 
 
+async def tries_again(_ctx: JobContext, proceed: Running) -> None:
+    try:
+        await proceed()
+    except TaskTimeoutError:
+        await proceed()
+
+
 class TestAroundRunning:
     async def test_the_first_is_the_outermost(self, database: str) -> None:
         order: list[str] = []
@@ -285,12 +292,6 @@ class TestAroundRunning:
             await asyncio.sleep(0)
             seen.append("is to stop" if ctx.stopping else "ends")
 
-        async def tries_again(_ctx: JobContext, proceed: Running) -> None:
-            try:
-                await proceed()
-            except TaskTimeoutError:
-                await proceed()
-
         assert await result(database, function, Around(tries_again)) is None
         assert seen == ["begins", "begins", "ends"]
 
@@ -308,14 +309,26 @@ class TestAroundRunning:
                 return
             seen.append(bool(ctx.stopping))
 
-        async def tries_again(_ctx: JobContext, proceed: Running) -> None:
-            try:
-                await proceed()
-            except TaskTimeoutError:
-                await proceed()
-
         assert await result(database, function, Around(tries_again)) is None
         assert seen == [True, False]
+
+    async def test_time_that_a_run_asks_for_when_it_is_over_is_not_the_next_ones(
+        self, database: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(deadline, "_LAST_CHANCE", DEADLINE)
+        left: list[timedelta] = []
+
+        @task(timeout=600)
+        def function(ctx: JobContext) -> None:
+            assert ctx.deadline is not None
+            left.append(ctx.deadline - datetime.now(UTC))
+            if len(left) == 1:
+                ctx.extend_deadline(0.01)
+                assert ctx.stopping.wait(DEADLINE)
+                ctx.extend_deadline(60)
+
+        assert await result(database, function, Around(tries_again)) is None
+        assert left[1] > timedelta(minutes=5)
 
     async def test_a_thread_of_the_first_run_does_not_meddle_with_the_second(
         self, database: str, monkeypatch: pytest.MonkeyPatch
@@ -339,7 +352,7 @@ class TestAroundRunning:
             assert ctx.deadline is not None
             left.append(ctx.deadline - datetime.now(UTC))
 
-        async def tries_again(ctx: JobContext, proceed: Running) -> None:
+        async def looks_and_tries_again(ctx: JobContext, proceed: Running) -> None:
             try:
                 await proceed()
             except TaskTimeoutError:
@@ -348,7 +361,7 @@ class TestAroundRunning:
                 begun.set()
                 await again
 
-        assert await result(database, function, Around(tries_again)) is None
+        assert await result(database, function, Around(looks_and_tries_again)) is None
         assert told == [False, True, False]
         assert left[0] < timedelta(minutes=2)
 

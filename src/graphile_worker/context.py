@@ -72,7 +72,9 @@ class Stopping:
 class Limit(Protocol):
     """How long a job may run, for those jobs that have a timeout."""
 
-    stopping: Stopping
+    @property
+    def stopping(self) -> Stopping:
+        """What the job is warned by."""
 
     @property
     def at(self) -> datetime:

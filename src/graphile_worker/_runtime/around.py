@@ -13,10 +13,12 @@ from graphile_worker.middleware.base import close_unbegun, insist_on_their_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
+    from datetime import datetime
 
     from graphile_worker._runtime.deadline import Deadline
     from graphile_worker._runtime.handlers import Handler
-    from graphile_worker.context import Surroundings
+    from graphile_worker.context import Stopping, Surroundings
+    from graphile_worker.durations import Duration
     from graphile_worker.job import Job
     from graphile_worker.middleware import Middleware
 
@@ -32,6 +34,37 @@ def around(middleware: Iterable[Middleware], perform: Perform, surroundings: Sur
     return perform
 
 
+class _LimitOfRuns:
+    """The time that a job has, as middleware sees it, which may let it run more than once."""
+
+    def __init__(self, deadline: Deadline) -> None:
+        self._deadline = deadline
+        self._given: Duration | None = None
+
+    @property
+    def stopping(self) -> Stopping:
+        """What the run is warned by."""
+        return self._deadline.stopping
+
+    @property
+    def at(self) -> datetime:
+        """Until when it may run."""
+        return self._deadline.at
+
+    def extend(self, duration: Duration) -> None:
+        """So long from now; for the next run, if this one's time is over."""
+        self._given = duration if self._deadline.expired else None
+        self._deadline.extend(duration)
+
+    def anew(self, stopping: Stopping) -> Deadline:
+        """For another run."""
+        self._deadline = self._deadline.anew(stopping)
+        if self._given is not None:
+            self._deadline.extend(self._given)
+        self._given = None
+        return self._deadline
+
+
 class _Around:
     """One middleware, and what is inside of it."""
 
@@ -40,15 +73,15 @@ class _Around:
 
     async def __call__(self, handler: Handler, job: Job, deadline: Deadline | None) -> Any:
         begun: list[Coroutine[Any, Any, Any]] = []
-        ctx: JobContext[Any] = JobContext(job, self._surroundings, deadline)
+        limit = None if deadline is None else _LimitOfRuns(deadline)
+        ctx: JobContext[Any] = JobContext(job, self._surroundings, limit)
 
         def proceed(payload: Any = _AS_IT_IS, /) -> Coroutine[Any, Any, Any]:
             nonlocal deadline
-            if begun and deadline is not None:
+            if begun and limit is not None:
                 # Or a task that is tried again after a timeout has no time, and is told to stop at once.
-                deadline = deadline.anew(self._surroundings.told_anew(job, deadline.stopping))
-                # What the middleware is told, and the time that it gives, are now that run's.
-                ctx._deadline, ctx._told, ctx._stopping = deadline, deadline.stopping, None  # noqa: SLF001
+                deadline = limit.anew(self._surroundings.told_anew(job, limit.stopping))
+                ctx._told, ctx._stopping = deadline.stopping, None  # noqa: SLF001 - now it is that run's
             if payload is _AS_IT_IS:
                 begun.append(self._inner(handler, job, deadline))
             else:

@@ -48,8 +48,6 @@ class Deadline:
         """For the same job, which is to run again: a thread of its first run may have this one still."""
         new = Deadline(self._timeout)
         new.stopping = stopping
-        if self.expired and self.remaining:  # somebody has given it more time since
-            new.extend(self.remaining)
         return new
 
     @property

@@ -34,6 +34,7 @@ class Service:
 
     def start(self) -> None:
         """Begin."""
+        self._ending = False
         self._task = asyncio.create_task(self._run(), name=f"graphile-worker {self.name}")
 
     def wake(self) -> None:
