@@ -43,7 +43,7 @@ def paragraphs(text: str | None) -> list[str]:
 
 def _marked(text: str) -> str:
     """With what is to be typed as code."""
-    marked = re.sub(r"(?<!\w)(--\w[\w-]*|[A-Z]+_[A-Z_]+)", r"`\1`", " ".join(text.split()))
+    marked = re.sub(r"(?<!\w)(--\w[\w-]*|[A-Z]+_[A-Z_]+\*?)", r"`\1`", " ".join(text.split()))
     return textwrap.fill(marked, width=110, break_on_hyphens=False, break_long_words=False)
 
 
