@@ -1,4 +1,4 @@
-"""Bound the tail: no module over 400 lines, no function over 50, outside the tests."""
+"""Bound the tail: no module over 600 lines, no function over 60, outside the tests."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-MOST_MODULE_LINES = 400
-MOST_FUNCTION_LINES = 50
+MOST_MODULE_LINES = 600
+MOST_FUNCTION_LINES = 60
 
 
 def too_long(path: Path) -> list[str]:
