@@ -710,12 +710,18 @@ CREATE FUNCTION graphile_worker.add_job(identifier text, payload json DEFAULT NU
 declare
   dedupe constant boolean := job_key is not null and coalesce(job_key_mode = 'unsafe_dedupe', false);
   job_key_preserve_run_at constant boolean := coalesce(job_key_mode = 'preserve_run_at', false);
+  small_max_attempts smallint;
+  small_priority smallint;
   added "graphile_worker"._private_jobs;
 begin
   if job_key is not null and job_key_mode not in ('replace', 'preserve_run_at', 'unsafe_dedupe') then
     raise exception 'The job_key_mode "%" does not exist', job_key_mode
       using errcode = 'GWBKM', hint = 'Use replace, preserve_run_at or unsafe_dedupe.';
   end if;
+
+  -- Cast before anything is inserted, so that a number out of range uses up no id.
+  small_max_attempts := coalesce(max_attempts, 25);
+  small_priority := coalesce(priority, 0);
 
   -- Repeated if a worker or another caller comes between two of the statements.
   loop
@@ -749,9 +755,9 @@ begin
       (select task.id from "graphile_worker"._private_tasks as task where task.identifier = add_job.identifier),
       coalesce(add_job.payload, '{}'),
       coalesce(add_job.run_at, now()),
-      coalesce(add_job.max_attempts, 25)::smallint,
+      small_max_attempts,
       job_key,
-      coalesce(add_job.priority, 0)::smallint,
+      small_priority,
       (select jsonb_object_agg(flag, true) from unnest(add_job.flags) as flag)
     )
     on conflict (key) do update set

@@ -279,6 +279,39 @@ class TestAdoption:
         assert await empty.fetchval(sequences) == 1, "the functions are still those of 19"
         await empty.reset()
 
+    async def test_functions_of_an_earlier_release_are_replaced(self, db: asyncpg.Connection) -> None:
+        bodies = "select array_agg(prosrc order by proname) from pg_proc where proname like 'add_job%'"
+        current = await db.fetchval(bodies)
+        await self.make_earlier_functions(db)
+        assert await db.fetchval(bodies) != current
+
+        assert await migrate(db, Schema()) == (20, True)
+
+        assert await db.fetchval(bodies) == current
+        assert await migrate(db, Schema()) == (20, False)
+
+    async def test_npms_functions_stay_when_ours_would_be_replaced(
+        self, empty: asyncpg.Connection, empty_database: str
+    ) -> None:
+        await node.install("0.18.0", empty_database)
+        await migrate(empty, Schema())
+        await self.make_earlier_functions(empty)
+        bodies = "select array_agg(prosrc order by proname) from pg_proc where proname like 'add_job%'"
+        before = await empty.fetchval(bodies)
+
+        assert await migrate(empty, Schema()) == (20, True)
+
+        assert await empty.fetchval(bodies) == before
+
+    @staticmethod
+    async def make_earlier_functions(db: asyncpg.Connection) -> None:
+        """Leave what a release before the own migration 7 left: its ledger, and another text of add_job."""
+        await db.execute("delete from graphile_worker._private_python_migrations where id >= 7")
+        definition = await db.fetchval(
+            "select pg_get_functiondef(oid) from pg_proc where proname = 'add_job'"
+        )
+        await db.execute(definition.replace("declare", "declare -- of an earlier release", 1))
+
     async def test_a_new_schema_is_not_announced(
         self, empty: asyncpg.Connection, empty_database: str
     ) -> None:

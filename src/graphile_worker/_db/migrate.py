@@ -193,6 +193,7 @@ async def inspect_schema(connection: Connection, schema: Schema) -> Found:
         own_revision=own_revision,
         own_breaking_revision=own_breaking,
         workers_exist=row["workers_exist"],
+        functions_are_ours=row["functions_are_ours"],
     )
 
 

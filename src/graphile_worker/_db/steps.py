@@ -17,18 +17,24 @@ BREAKING_COLUMN = "breaking boolean"
 
 
 class OwnMigration(NamedTuple):
-    """A step that adds objects of ours; its script is ``own/<id>_<name>.sql``."""
+    """A step that adds objects of ours; its script is ``own/<id>_<name>.sql``.
+
+    Ids grow, and may have gaps.
+    """
 
     id: int
     name: str
 
 
 WORKERS = OwnMigration(1, "workers")
+FUNCTIONS = OwnMigration(7, "functions")
+"""Replaces add_job and add_jobs by those of this release, where an earlier release of ours made them."""
 OWN_MIGRATIONS: Sequence[OwnMigration] = (
     WORKERS,
     OwnMigration(2, "indexes"),
     OwnMigration(3, "exchange"),
     OwnMigration(4, "cancellations"),
+    FUNCTIONS,
 )
 
 
@@ -49,6 +55,7 @@ class Found:
     own_revision: int
     own_breaking_revision: int
     workers_exist: bool
+    functions_are_ours: bool
 
     @property
     def complete(self) -> bool:
@@ -129,13 +136,19 @@ def _of_ours(schema: Schema, found: Found) -> Iterator[Step]:
     statements = read_statements("migrate.sql")
     if not found.own_ledger_exists:
         yield Step("", schema.render(statements["create_own_ledger"]))
-    for migration in OWN_MIGRATIONS[found.own_revision :]:
+    for migration in OWN_MIGRATIONS:
+        if migration.id <= found.own_revision:
+            continue
         record = statements["record_own_revision"].replace("{id}", str(migration.id))
-        yield Step(
-            f"add objects of this library: {migration.name}",
-            schema.render(record.replace("{name}", migration.name)),
-        )
-        if migration is not WORKERS or not found.brings_workers:
+        what = f"add objects of this library: {migration.name}"
+        if migration is FUNCTIONS:
+            what = "bring add_job and add_jobs to this release, unless npm's installer made them"
+        yield Step(what, schema.render(record.replace("{name}", migration.name)))
+        if migration is FUNCTIONS:
+            # Nothing if they were made just now. There is one text of them, so it is not repeated in own/.
+            if found.functions_are_ours:
+                yield Step("", schema.render(read_statements("schema/add_jobs.sql")["functions"]))
+        elif migration is not WORKERS or not found.brings_workers:
             yield Step("", schema.render(read_script(f"own/{migration.id:03}_{migration.name}.sql")))
 
 

@@ -20,7 +20,13 @@ select
     where other.relnamespace = namespace.oid and other.relname not in ('migrations', 'migrations_pkey')
   ) as holds_other_relations,
   own_ledger.oid is not null as own_ledger_exists,
-  workers.oid is not null as workers_exist
+  workers.oid is not null as workers_exist,
+  -- By its text, as in prepare_bulk.
+  exists (
+    select from pg_catalog.pg_proc as function
+    where function.pronamespace = namespace.oid and function.proname = 'add_jobs'
+      and position('returned in the order of the specs' in function.prosrc) > 0
+  ) as functions_are_ours
 from (select $1::name as schema_name) as wanted
 left join pg_catalog.pg_namespace as namespace on namespace.nspname = wanted.schema_name
 left join pg_catalog.pg_class as ledger

@@ -139,12 +139,18 @@ language plpgsql as $body$
 declare
   dedupe constant boolean := job_key is not null and coalesce(job_key_mode = 'unsafe_dedupe', false);
   job_key_preserve_run_at constant boolean := coalesce(job_key_mode = 'preserve_run_at', false);
+  small_max_attempts smallint;
+  small_priority smallint;
   added {schema}._private_jobs;
 begin
   if job_key is not null and job_key_mode not in ('replace', 'preserve_run_at', 'unsafe_dedupe') then
     raise exception 'The job_key_mode "%" does not exist', job_key_mode
       using errcode = 'GWBKM', hint = 'Use replace, preserve_run_at or unsafe_dedupe.';
   end if;
+
+  -- Cast before anything is inserted, so that a number out of range uses up no id.
+  small_max_attempts := coalesce(max_attempts, 25);
+  small_priority := coalesce(priority, 0);
 
   -- Repeated if a worker or another caller comes between two of the statements.
   loop
@@ -178,9 +184,9 @@ begin
       (select task.id from {schema}._private_tasks as task where task.identifier = add_job.identifier),
       coalesce(add_job.payload, '{}'),
       coalesce(add_job.run_at, now()),
-      coalesce(add_job.max_attempts, 25)::smallint,
+      small_max_attempts,
       job_key,
-      coalesce(add_job.priority, 0)::smallint,
+      small_priority,
       (select jsonb_object_agg(flag, true) from unnest(add_job.flags) as flag)
     )
     {replace_pending_job} and not dedupe
