@@ -100,7 +100,7 @@ async def _to_run(middleware: int, listeners: int, count: int) -> float:
         for _ in range(listeners):
             events.on(kind, lambda _event: None)
     job = a_job("trivial", {})
-    held, slot = Held(job, job.run_at, None), event.Worker("w", 1)
+    held, slot = Held(job, job.run_at, None), event.Worker("w-1", 1, "w")
     best = float("inf")
     for _ in range(_ROUNDS):
         started = perf_counter()

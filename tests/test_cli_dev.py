@@ -19,12 +19,32 @@ import pytest
 
 from graphile_worker.cli import logs
 from graphile_worker.embedded.binaries import ServerUser
+from graphile_worker.logs import ScopedLogger
 from graphile_worker.testing import Databases
 from support.commands import COMMAND
+from support.jobs import add
 from support.postgres import ROOT
 from support.programs import program
+from support.workers import Gate, running
 
 FILES = {"jobs.py", "crontab", "graphile-worker.toml", "test_jobs.py"}
+
+
+TROUBLE = """
+import os, time
+
+@app.task
+async def fails(payload: object) -> None:
+    helper()
+
+def helper() -> None:
+    raise ValueError("broken")
+
+@app.task
+async def blocks(payload: object) -> None:
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+"""
 
 
 @pytest.fixture(scope="session")
@@ -185,6 +205,58 @@ class TestDev:
             await running.until("Worker connected, and looking for jobs of: hello")
             assert "The database is that of shop:app" in running.text
 
+    @pytest.mark.parametrize("named", [("shop:app",), ()], ids=["app", "folder"])
+    async def test_it_tells_of_failures_a_blocked_loop_and_jobs_without_a_worker(
+        self, tmp_path: Path, database: str, db: asyncpg.Connection, named: tuple[str, ...]
+    ) -> None:
+        if named:
+            (tmp_path / "shop.py").write_text(
+                f"from graphile_worker import App\napp = App(dsn={database!r})\n{TROUBLE}"
+            )
+        else:
+            (tmp_path / "tasks.py").write_text(f"from graphile_worker import task as app\n{TROUBLE}")
+            (tmp_path / "tasks.py").write_text((tmp_path / "tasks.py").read_text().replace("app.task", "app"))
+        await add(db, "blokcs")
+        async with program(
+            COMMAND, "dev", *named,
+            folder=tmp_path, environment=environment(DATABASE_URL=database), with_errors=True,
+        ) as running:  # fmt: skip
+            await running.until(
+                "1 job waits for the task 'blokcs', which no Python worker has. Did you mean 'blocks'?"
+            )
+            await add(db, "fails")
+            await running.until("ValueError: broken")
+            await add(db, "blocks")
+            await running.until("(blocks) is blocking the event loop, and all other jobs with it, at:")
+            (tmp_path / "go").touch()
+            await running.until("Completed job")
+            running.send(signal.SIGINT)
+            assert await running.end() == -signal.SIGINT, running.text
+        text = running.text
+        assert "(fails, " in text
+        assert "in helper" in text
+        assert "_runtime" not in text, "no frames of the library"
+        assert text.count("blokcs") == 1, "once"
+
+    async def test_jobs_that_another_worker_serves_are_not_reported(
+        self, tmp_path: Path, database: str, db: asyncpg.Connection
+    ) -> None:
+        gate = Gate()
+        (tmp_path / "tasks.py").write_text("async def hello(payload): ...\n")
+        async with running({"elsewhere": gate}, database):
+            for _ in range(3):
+                await add(db, "elsewhere")
+            await add(db, "xyz")
+            async with program(
+                COMMAND,
+                "dev",
+                folder=tmp_path,
+                environment=environment(DATABASE_URL=database),
+                with_errors=True,
+            ) as dev:
+                await dev.until("1 job waits for the task 'xyz'")
+                assert "'elsewhere'" not in dev.text
+
     def test_without_tasks(self, tmp_path: Path) -> None:
         done = run(tmp_path, COMMAND, "dev")
         assert done.returncode == 1
@@ -265,6 +337,18 @@ class TestAddingByTheApp:
         job = await self.added(project, database, "of/node", '{"any": "thing"}')
         assert (job["task_identifier"], job["payload"]) == ("of/node", {"any": "thing"})
 
+    async def test_a_task_that_the_app_does_not_have_is_warned_of(self, project: Path, database: str) -> None:
+        for name, hint in (("repport", "Did you mean 'report'?"), ("xyz", "It has: hello, report, tidy_up.")):
+            done = await asyncio.to_thread(run, project, COMMAND, "add", name, DATABASE_URL=database)
+            assert done.returncode == 0
+            assert done.stdout.strip().isdigit(), "nothing but the id"
+            assert f"Warning: the app has no task '{name}'" in done.stderr
+            assert done.stderr.endswith(f"{hint}\n")
+        known = await asyncio.to_thread(
+            run, project, COMMAND, "add", "hello", '{"name": "Ann"}', DATABASE_URL=database
+        )
+        assert (known.returncode, known.stderr) == (0, "")
+
     async def test_an_app_that_does_not_load(self, project: Path, database: str) -> None:
         (project / "jobs.py").write_text("print('here')\nimport nowhere\n")
         arguments = ("add", "report", "--max-attempts", "3")
@@ -288,6 +372,32 @@ class TestPrettyLog:
         assert re.fullmatch(r"\x1b\[2m[\d:.]+\x1b\[0m \x1b\[33m\x1b\[1mWARNING\x1b\[0m .*Look", line)
         of_task = formatter.format(self.record(logging.INFO, "said", job_id=7, task_identifier="hello"))
         assert "\x1b[36m[hello 7] \x1b[0msaid" in of_task
+
+    def test_what_a_task_adds_to_a_record_is_shown(self) -> None:
+        stream = io.StringIO()
+        handler = logging.StreamHandler(stream)
+        plain = logging.Logger("shop")  # noqa: LOG001 - not among the others
+        plain.addHandler(handler)
+        about = {"label": "job", "worker_id": "python-1", "task_identifier": "hello", "job_id": 7}
+        log = ScopedLogger(plain, about).scope(order=9)
+        handler.setFormatter(logs.TextFormatter(with_process=False))
+        log.info("Sent", extra={"to": "Ann Lee", "tries": 2})
+        assert stream.getvalue().endswith(' INFO  [hello 7] Sent order=9 to="Ann Lee" tries=2\n')
+        stream.truncate(0)
+        handler.setFormatter(logs.JsonFormatter())
+        log.info("Sent", extra={"items": [1, {"b": 2}], "level": "high"})
+        entry = json.loads(stream.getvalue().strip("\0"))
+        assert {**entry, "time": 0, "process": 0} == {
+            "time": 0, "process": 0, "level": "info", "logger": "shop", "message": "Sent",
+            **about, "order": 9, "items": [1, {"b": 2}], "level_": "high",
+        }  # fmt: skip
+
+    def test_what_json_cannot_write_is_written_as_text(self) -> None:
+        itself: list[object] = []
+        itself.append(itself)
+        line = logs.JsonFormatter().format(self.record(logging.INFO, "Look", itself=itself, keys={(1, 2): 3}))
+        assert json.loads(line)["itself"] == "[[...]]"
+        assert json.loads(line)["keys"] == "{(1, 2): 3}"
 
     def test_plain_where_nobody_sees_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "stderr", io.StringIO())

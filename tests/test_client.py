@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from datetime import UTC, datetime, timedelta
+import warnings
+from datetime import UTC, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
 
 from graphile_worker import (
+    App,
     CleanupTask,
     ConfigurationError,
     DatabaseError,
@@ -23,10 +25,12 @@ from graphile_worker import (
     SchemaMissingError,
     WorkerUtils,
     quick_add_job,
+    run_migrations,
 )
 from graphile_worker._db.failures import translated
 from graphile_worker._db.sql import Schema
-from support.jobs import STATES, add, bring_to, count, lock
+from graphile_worker.errors import AutocommitWarning
+from support.jobs import AUTOCOMMITS, STATES, add, bring_to, count, lock
 from support.waiting import until, until_blocked
 
 if TYPE_CHECKING:
@@ -86,6 +90,52 @@ class TestAddJob:
         job = await utils.add_job("t", run_at=timedelta(days=200, microseconds=1))
         assert timedelta(0) <= job.run_at - before - timedelta(days=200) < timedelta(minutes=1)
         assert job.run_at - job.created_at == timedelta(days=200, microseconds=1)
+
+    async def test_run_at_may_be_iso_8601_with_an_offset(self, utils: WorkerUtils) -> None:
+        noon = datetime(2030, 1, 31, 12, tzinfo=UTC)
+        job = await utils.add_job("t", run_at="2030-01-31T12:00:00Z")
+        batch = await utils.add_batch_job("t", [1], run_at="2030-01-31T13:00+01:00")
+        assert job.run_at == batch.run_at == noon
+        [changed] = await utils.reschedule_jobs([job.id], run_at="2031-01-31T12:00:00Z")
+        assert changed.run_at == noon.replace(year=2031)
+        for text in ("2030-01-31T12:00", "2030-01-31", "in an hour", ""):
+            with pytest.raises(InvalidJobError, match="must be ISO 8601 with an offset") as refused:
+                await utils.add_job("t", run_at=text)
+            assert refused.value.argument == "run_at"
+            with pytest.raises(InvalidJobError, match="must be ISO 8601 with an offset"):
+                await utils.reschedule_jobs([job.id], run_at=text)
+
+    async def test_a_moment_that_utc_does_not_have_is_an_invalid_job(self, utils: WorkerUtils) -> None:
+        job = await utils.add_job("t")
+        west, east = timezone(timedelta(hours=-1)), timezone(timedelta(hours=1))
+        for moment in (datetime.max.replace(tzinfo=west), datetime.min.replace(tzinfo=east)):
+            for call in (
+                utils.add_job("t", run_at=moment),
+                utils.reschedule_jobs([job.id], run_at=moment),
+                utils.reschedule_jobs([job.id], run_at=moment.isoformat()),
+            ):
+                with pytest.raises(InvalidJobError, match="no date in UTC") as refused:
+                    await call
+                assert refused.value.argument == "run_at"
+            with pytest.raises(InvalidJobError, match="no date in UTC"):
+                JobSpec("t", run_at=moment)
+        assert (await utils.add_job("t", run_at=datetime.max.replace(tzinfo=east))).run_at.year == 9999
+
+    async def test_a_wrong_timeout_is_an_invalid_job(self, utils: WorkerUtils) -> None:
+        app = App(dsn="postgresql://nowhere/x")
+
+        @app.task
+        async def hello() -> None: ...
+
+        for call in (
+            utils.add_job("t", timeout=-1),
+            utils.add_batch_job("t", [1], timeout=float("inf")),
+            app.add_job("hello", timeout=-1),
+            app.add_job("t", timeout=-1),
+        ):
+            with pytest.raises(InvalidJobError, match="seconds or a timedelta, more than 0") as refused:
+                await call
+            assert refused.value.argument == "timeout"
 
     async def test_local_time_is_this_machines(self, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
         class Clock(datetime):
@@ -187,6 +237,51 @@ class TestTransactions:
         await transaction.rollback()
         assert await db.fetch("select * from graphile_worker._private_jobs") == before
 
+    async def test_outside_of_a_transaction_adding_warns_at_the_callers_line(
+        self, utils: WorkerUtils, db: asyncpg.Connection, database: str
+    ) -> None:
+        app = App(dsn=database)
+
+        @app.task
+        async def hello() -> None: ...
+
+        async with app:
+            for add_one in (
+                lambda: utils.add_job("t", connection=db),
+                lambda: utils.add_jobs([JobSpec("t")], connection=db),
+                lambda: utils.add_batch_job("t", [1], connection=db),
+                lambda: quick_add_job("t", dsn=database, connection=db),
+                lambda: app.add_job("t", connection=db),
+                lambda: hello.using(connection=db).enqueue(),
+                lambda: hello.using(connection=db).enqueue_many([{}]),
+            ):
+                with pytest.warns(AutocommitWarning, match="not in a transaction.*committed at once") as told:
+                    await add_one()
+                assert [warning.filename for warning in told] == [__file__]
+                async with db.transaction():
+                    await add_one()  # warnings are errors here
+        assert await count(db) == 14
+
+    async def test_the_autocommit_warning_is_shown_once_for_each_line(
+        self, utils: WorkerUtils, db: asyncpg.Connection
+    ) -> None:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("default")
+            for _ in range(2):
+                await utils.add_job("t", connection=db)
+            await utils.add_job("t", connection=db)
+        assert len(told) == 2
+
+    async def test_a_connection_that_went_back_to_its_pool_is_reported_as_such(
+        self, utils: WorkerUtils, database: str
+    ) -> None:
+        async with asyncpg.create_pool(database, min_size=1, max_size=1) as pool:
+            async with pool.acquire() as connection:
+                pass
+            with pytest.raises(DatabaseError, match="released back to the pool"):
+                await utils.add_job("t", connection=connection)
+
+    @AUTOCOMMITS
     async def test_any_json_codec_of_the_caller_is_fine(
         self, utils: WorkerUtils, db: asyncpg.Connection
     ) -> None:
@@ -292,6 +387,7 @@ class TestAddJobs:
             await utils.add_jobs(specs())
         assert await count(db) == 0
 
+    @AUTOCOMMITS
     async def test_cancelling_adds_nothing_and_leaves_the_connection_usable(
         self, utils: WorkerUtils, db: asyncpg.Connection, database: str
     ) -> None:
@@ -579,6 +675,7 @@ class TestConnections:
             with pytest.raises(ConfigurationError, match="not both"):
                 WorkerUtils(dsn=database, pool=pool)
 
+    @AUTOCOMMITS
     async def test_no_database_named_is_an_error_when_one_is_needed(
         self, monkeypatch: pytest.MonkeyPatch, db: asyncpg.Connection
     ) -> None:
@@ -714,6 +811,7 @@ class TestConnections:
         with pytest.raises(ConfigurationError, match="at least 1"):
             WorkerUtils(max_pool_size=0)
 
+    @AUTOCOMMITS
     async def test_a_statement_that_may_have_been_done_is_called_that(
         self, utils: WorkerUtils, db: asyncpg.Connection, database: str
     ) -> None:
@@ -731,6 +829,21 @@ class TestConnections:
         job = await quick_add_job("t", {"a": 1}, dsn=database, priority=4, run_at=timedelta(1))
         assert (job.priority, job.payload, job.state) == (4, {"a": 1}, "scheduled")
         assert await count(db) == 1
+
+    async def test_quick_add_job_and_run_migrations_take_a_pool_and_leave_it_open(
+        self, empty_database: str
+    ) -> None:
+        async with asyncpg.create_pool(empty_database, min_size=1, max_size=1) as pool:
+            await run_migrations(pool=pool)
+            await run_migrations(pool=pool, schema="other")
+            job = await quick_add_job("t", pool=pool)
+            elsewhere = await quick_add_job("u", pool=pool, schema="other")
+            assert await pool.fetchval("select id from graphile_worker.jobs") == job.id
+            assert await pool.fetchval("select id from other.jobs") == elsewhere.id
+            with pytest.raises(ConfigurationError, match="dsn or pool, not both"):
+                await run_migrations(empty_database, pool=pool)
+            with pytest.raises(ConfigurationError, match="dsn or pool, not both"):
+                await quick_add_job("t", dsn=empty_database, pool=pool)
 
     async def test_nobody_sees_the_password(self) -> None:
         utils = WorkerUtils(dsn="postgresql://me:hidden@127.0.0.1:1/x")
@@ -756,6 +869,6 @@ def test_adding_has_one_signature_everywhere() -> None:
     ]
     quick = dict(inspect.signature(quick_add_job).parameters)
     batch = dict(inspect.signature(WorkerUtils.add_batch_job).parameters)
-    assert {name: it for name, it in quick.items() if name not in {"dsn", "schema"}} == expected
+    assert {name: it for name, it in quick.items() if name not in {"dsn", "pool", "schema"}} == expected
     assert {name for name in batch if name not in {"self", "items"}} == {*expected} - {"payload"}
     assert set(JobSpec.__struct_fields__) == {*expected} - {"connection", "timeout"}, "which is a flag"

@@ -12,7 +12,7 @@ import pytest
 
 from graphile_worker import CleanupTask, DatabaseError, JobSpec, WorkerUtils, run_migrations
 from support import node
-from support.jobs import add, lock
+from support.jobs import AUTOCOMMITS, add, lock
 from support.waiting import until_blocked
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ async def connections(
     await adder.close()
 
 
+@AUTOCOMMITS
 async def test_a_keyed_add_that_came_back_empty_is_repeated(
     utils: WorkerUtils, connections: tuple[asyncpg.Connection, asyncpg.Connection], empty_database: str
 ) -> None:
@@ -111,6 +112,7 @@ async def test_an_hour_that_exists_twice_is_paired_too(utils: WorkerUtils) -> No
     assert second.run_at - first.run_at == timedelta(hours=1)
 
 
+@AUTOCOMMITS
 async def test_bulk_asks_again_for_keyed_specs_that_met_a_worker(
     utils: WorkerUtils, connections: tuple[asyncpg.Connection, asyncpg.Connection], empty_database: str
 ) -> None:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import pickle
 from dataclasses import FrozenInstanceError, dataclass, replace
 from datetime import UTC, datetime, time, timedelta
 from itertools import islice
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
-from graphile_worker import ConfigurationError, Cron, CronItem, JobKeyMode, parse_cron_items, parse_crontab
+from graphile_worker import (
+    App,
+    ConfigurationError,
+    Cron,
+    CronItem,
+    JobKeyMode,
+    parse_cron_items,
+    parse_crontab,
+)
 from graphile_worker.cron.item import parse_fill
 from graphile_worker.payload import encode_payload
 
@@ -143,6 +153,23 @@ class TestManyItems:
     def test_two_with_one_identifier_are_refused(self) -> None:
         with pytest.raises(ConfigurationError, match="two cron items with the identifier 'a'"):
             parse_cron_items([CronItem("a", EVERY_MINUTE), CronItem("b", EVERY_MINUTE, identifier="a")])
+
+    def test_two_with_one_identifier_are_both_located(self) -> None:
+        here = Path(__file__).relative_to(Path.cwd())
+        line = inspect.currentframe().f_lineno  # type: ignore[union-attr]
+        app = App(crontab="# a comment\n* * * * * a")
+
+        @app.cron(EVERY_MINUTE)
+        @app.task
+        async def a() -> None: ...
+
+        with pytest.raises(ConfigurationError, match=f"'a': {here}, line {line + 3} and crontab, line 2\\."):
+            _ = app.cron_items
+        with pytest.raises(ConfigurationError, match=f"'a': {here}, line {line + 3} and {here}, line"):
+            app.cron(EVERY_MINUTE)(a)
+        from_file = parse_crontab("* * * * * a", source="jobs/crontab")
+        with pytest.raises(ConfigurationError, match=r"'a': jobs/crontab, line 1 and cron_items\[1\]"):
+            parse_cron_items([*from_file, {"task": "a", "match": EVERY_MINUTE}])
 
     @pytest.mark.parametrize(
         ("items", "message"),

@@ -288,21 +288,16 @@ async def has_two(items: list[Any]) -> bool:
     return len(items) == 2
 
 
-def test_the_page_on_events_names_every_event() -> None:
+def test_the_page_on_events_names_every_event_and_its_fields() -> None:
     text = (ROOT / "docs" / "events.md").read_text()
-    named: set[str] = set()
-    for row in re.findall(r"^\| (`[^|]+) \|", text, re.MULTILINE):
-        first, *more = re.findall(r"`([^`]+)`", row)
-        base = first.rpartition(":")[0]
-        named |= {first}
-        named |= {
-            first + name[1:] if name.startswith("…") and "Shutdown" in first.rpartition(":")[2]
-            else base + name[1:] if name.startswith("…")
-            else base + name if name.startswith(":")
-            else name
-            for name in more
-        }  # fmt: skip
-    assert named == set(graphile_worker.events.EVENTS)
+    rows = re.findall(r"^\| (`[^|]+) \| ([^|]*)\|", text, re.MULTILINE)
+    told = {
+        name: re.findall(r"`([^`]+)`", re.sub(r"\(.*\)", "", fields))
+        for names, fields in rows
+        for name in re.findall(r"`([^`]+)`", names)
+    }
+    events = graphile_worker.events.EVENTS
+    assert told == {name: list(event.__struct_fields__) for name, event in events.items()}
 
 
 def run_python(code: str, *arguments: str, cwd: Path | None = None) -> str:

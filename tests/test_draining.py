@@ -33,6 +33,7 @@ from graphile_worker import (
 )
 from graphile_worker.testing import Clock, Databases, Summary, drain, enqueued, using
 from support import computing
+from support.jobs import AUTOCOMMITS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -552,6 +553,7 @@ class TestInATransaction:
         await other.close()
         assert said == ["done"]
 
+    @AUTOCOMMITS
     async def test_outside_of_a_transaction_each_step_is_committed(
         self, db: asyncpg.Connection, database: str
     ) -> None:
@@ -613,6 +615,7 @@ class TestAClock:
         if in_transaction:
             await transaction.rollback()
 
+    @AUTOCOMMITS
     async def test_a_retry_at_a_moment(self, db: asyncpg.Connection) -> None:
         clock, at = Clock(datetime(2040, 1, 1, tzinfo=UTC)), datetime(2040, 1, 2, tzinfo=UTC)
 

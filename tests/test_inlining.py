@@ -24,6 +24,7 @@ from graphile_worker.testing import (
     inline,
     using,
 )
+from support.jobs import AUTOCOMMITS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -261,6 +262,7 @@ class TestUsing:
         async with using(app, connection=db):
             assert (await app.tasks["hello"].enqueue("Ann")).run_at < clock.now()
 
+    @AUTOCOMMITS
     async def test_the_clock_goes_along(self, db: asyncpg.Connection, database: str) -> None:
         app, said = make_app(database)
         clock = Clock(datetime(2040, 1, 1, tzinfo=UTC))

@@ -56,7 +56,8 @@ class Size(enum.Enum):
         ({"priority": -32769}, "priority", None, "from -32768 to 32767"),
         ({"priority": "high"}, "priority", None, "must be an integer"),
         ({"run_at": datetime(2030, 1, 1)}, "run_at", None, "no time zone"),  # noqa: DTZ001
-        ({"run_at": "tomorrow"}, "run_at", None, "an aware datetime, or a timedelta"),
+        ({"run_at": "tomorrow"}, "run_at", None, "ISO 8601 with an offset"),
+        ({"run_at": 5}, "run_at", None, "an aware datetime, an ISO 8601 text with an offset, or a timedelta"),
         ({"run_at": timedelta(days=400_000)}, "run_at", None, "more than 365000 days"),
         ({"flags": ["a", None]}, "flags", None, "list or set of strings"),
         ({"flags": "abc"}, "flags", None, "list or set of strings"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from inspect import unwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +15,7 @@ from graphile_worker import App, ConfigurationError, GraphileWorkerError, JobCon
 from graphile_worker._runtime import lifecycle
 from graphile_worker._runtime import lifespan as lifespan_module
 from graphile_worker.testing import drain
+from support.commands import Cli
 from support.jobs import existing
 from support.workers import DEADLINE, Gate, Heard, locked, nothing
 
@@ -90,8 +93,16 @@ async def test_a_worker_whose_lifespan_fails_does_not_begin(
         raise OSError("no model")
         yield
 
-    with pytest.raises(OSError, match="no model"):
-        await run({"task": print}, database, lifespan=lifespan, handle_signals=False)
+    heard = Heard()
+    with pytest.raises(OSError, match="no model") as caught:
+        await run({"task": print}, database, lifespan=lifespan, handle_signals=False, events=heard.events)
+    line = unwrap(lifespan).__code__.co_firstlineno + 2
+    here = Path(__file__).relative_to(Path.cwd())
+    assert caught.value.__notes__ == [
+        f"The lifespan failed before the first job, in lifespan ({here}, line {line})."
+    ]
+    fatal = heard.named("pool:fatalError")[0]
+    assert (fatal.action, fatal.error) == ("lifespan", caught.value)
     assert "could not be closed" not in caplog.text
     with pytest.raises(ConfigurationError, match="a function that makes an async context manager"):
         await run({"task": print}, database, lifespan=3)  # type: ignore[arg-type]
@@ -149,6 +160,7 @@ async def test_one_that_ends_by_itself_ends_the_worker(
     assert await locked(db) == []
     fatal = heard.named("pool:fatalError")[0]
     assert fatal.action == "lifespan"
+    assert f"in lifespan ({Path(__file__).relative_to(Path.cwd())}, line " in str(caught.value)
     if tells:
         assert isinstance(fatal.error, ExceptionGroup)
         assert caught.value.__cause__ is fatal.error
@@ -263,3 +275,33 @@ def test_what_cannot_be_one_is_refused_at_once() -> None:
 
 
 async def _nothing() -> None: ...
+
+
+FAILING = """
+from contextlib import asynccontextmanager
+from graphile_worker import App, ConfigurationError
+
+def connect():
+    raise {error}
+
+@asynccontextmanager
+async def lifespan(app):
+    connect()
+    yield
+
+app = App(lifespan=lifespan)
+
+@app.task
+async def hello(): ...
+"""
+
+
+@pytest.mark.parametrize("error", ["OSError('no')", "ValueError('no')", "ConfigurationError('no')"])
+async def test_the_command_shows_where_the_lifespan_failed(database: str, tmp_path: Path, error: str) -> None:
+    (tmp_path / "shop.py").write_text(FAILING.format(error=error))
+    done = await Cli(database, tmp_path)("run", "shop:app")
+    assert done.returncode == 1
+    assert "The worker cannot start: its lifespan failed\nTraceback" in done.stderr
+    assert 'shop.py", line 6, in connect' in done.stderr
+    assert done.stderr.endswith("The lifespan failed before the first job, in lifespan (shop.py, line 10).\n")
+    assert "graphile_worker/" not in done.stderr, "no frames of the library"

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
+from asyncpg.pool import PoolConnectionProxy
 
-from graphile_worker import Drained, JobSpec, WorkerUtils, run_once
+from graphile_worker import DatabaseError, Drained, JobSpec, WorkerUtils, run_once
 from graphile_worker._db.failures import server_is_down
 from graphile_worker._runtime.worker import Worker
 from graphile_worker.embedded import EmbeddedPostgres
@@ -197,6 +198,22 @@ async def test_while_the_database_is_away_jobs_go_on_and_their_results_are_kept(
     assert sum("cannot be used" in message for message in about) == 1, "once"
     assert any("is back after" in record.message for record in caplog.records)
     assert heard.counts["job:lost"] == 0
+
+
+async def test_each_failed_try_to_claim_is_an_event_while_the_database_is_away(database: str) -> None:
+    heard = Heard()
+    async with proxied(database) as (proxy, dsn), running({"task": nothing}, dsn, heard=heard) as runner:
+        await heard.until("worker:getJob:empty")
+        proxy.refusing = True
+        proxy.cut_all()
+        failed = await heard.until("worker:getJob:error", 4)
+        assert isinstance(failed.error, DatabaseError)
+        assert (failed.worker.number, failed.worker.worker_id) == (1, runner.id)
+        first, second = await heard.until("pool:listen:error"), await heard.until("pool:listen:error", 2)
+        assert isinstance(first.client, asyncpg.Connection | PoolConnectionProxy)
+        assert second.client is None, "it could not connect"
+        proxy.refusing = False
+        await heard.until("worker:getJob:empty", heard.counts["worker:getJob:empty"] + 1)
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])

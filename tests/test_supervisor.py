@@ -18,6 +18,7 @@ from graphile_worker import JobSpec, WorkerUtils
 from graphile_worker.testing import Databases
 from support.jobs import add, count
 from support.programs import Program, program
+from support.waiting import until
 from support.workers import locked
 
 if TYPE_CHECKING:
@@ -117,6 +118,46 @@ async def test_a_start_that_fails_is_not_repeated(database: str, folder: Path) -
     async with command(folder, database, "--processes", "2") as running:
         assert await running.end() == 1
     assert "tasks/bad.py, line 1: ModuleNotFoundError" in running.text
+    assert "another one" not in running.text
+
+
+FIRST_FAILS = """\
+import os, time
+async def task(payload): ...
+try:
+    os.close(os.open("first", os.O_CREAT | os.O_EXCL))
+except FileExistsError:
+    while not os.path.exists("go"):
+        time.sleep(0.02)
+else:
+    raise OSError("not this time")
+"""
+
+
+async def test_a_failed_start_does_not_end_the_command_while_another_process_starts(
+    database: str, folder: Path
+) -> None:
+    (folder / "tasks/task.py").write_text(FIRST_FAILS)
+    async with command(folder, database, "--processes", "2") as running:
+        await running.until("not this time")
+
+        async def one_is_left() -> bool:
+            return len(children(running)) == 1
+
+        await until(one_is_left, "the process that could not start is gone")
+        (folder / "go").touch()
+        await running.until("A worker process ended with exit code 1; another one in")
+        await running.until("Worker connected", 2)
+        running.send(signal.SIGTERM)
+        assert await running.end() == -signal.SIGTERM
+
+
+async def test_a_signal_ends_a_command_whose_processes_have_not_started(database: str, folder: Path) -> None:
+    (folder / "tasks/task.py").write_text(FIRST_FAILS)
+    async with command(folder, database, "--processes", "2") as running:
+        await running.until("not this time")
+        running.send(signal.SIGTERM)
+        assert await running.end() == -signal.SIGTERM
     assert "another one" not in running.text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import threading
 from dataclasses import dataclass
@@ -310,6 +311,44 @@ class TestEnqueueing:
         assert (await later.enqueue("Bob")).run_at > datetime.now(UTC) + timedelta(minutes=59)
         assert (await later.enqueue("Bob")).priority == 1
         assert (await hello.using(queue_name=None).enqueue("Bob")).queue_name is None
+
+    @pytest.mark.parametrize(
+        ("name", "hint"),
+        [
+            ("delay", r"await report\.enqueue\(\.\.\.\); without an event loop: report\.enqueue_sync\("),
+            ("apply_async", r"await report\.using\(run_at=\.\.\., priority=\.\.\.\)\.enqueue\("),
+            ("s", r"To describe a job without adding it: report\.spec\("),
+        ],
+    )
+    def test_names_from_other_job_queues_get_a_hint(self, app: App, name: str, hint: str) -> None:
+        @app.task("reports/daily")
+        async def report(day: str) -> None: ...
+
+        for thing in (report, report.using(priority=1)):
+            with pytest.raises(AttributeError, match=f"A task has no '{name}'. .*{hint}"):
+                getattr(thing, name)
+            assert not hasattr(thing, name)
+
+    def test_other_names_that_a_task_does_not_have_are_ordinary_errors(self, app: App) -> None:
+        @app.task
+        async def report(day: str) -> None: ...
+
+        with pytest.raises(AttributeError, match="'Task' object has no attribute 'nothing'"):
+            report.nothing  # type: ignore[attr-defined]  # noqa: B018
+        assert copy.copy(report).identifier == "report"
+
+    @pytest.mark.parametrize("queue_name", ["customer:{customer}", "{", "a}"])
+    async def test_a_queue_name_is_not_a_template(self, app: App, queue_name: str) -> None:
+        with pytest.raises(ConfigurationError, match=r"Only job_key can be a template.*using\(queue_name=f'"):
+
+            @app.task(queue_name=queue_name)
+            async def bill(customer: int) -> None: ...
+
+        @app.task
+        async def ship(customer: int) -> None: ...
+
+        job = await ship.using(queue_name=queue_name).enqueue(7)
+        assert job.queue_name == queue_name, "where a job is added any name is possible"
 
     async def test_a_job_is_a_part_of_the_callers_transaction(self, app: App, db: asyncpg.Connection) -> None:
         @app.task

@@ -1083,6 +1083,25 @@ class TestLogging:
         assert failed.exc_info[0] is ValueError
         assert "hunter2" not in caplog.text
 
+    async def test_all_records_and_events_of_a_job_have_one_worker_id(
+        self, db: asyncpg.Connection, database: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO)
+        heard, ids = Heard(), []
+
+        async def task(_payload: object, ctx: JobContext) -> None:
+            ids.append(ctx.worker_id)
+            ctx.logger.info("it runs")
+
+        await add(db)
+        await once({"task": task}, database, events=heard.events)
+        records = [record for record in caplog.records if hasattr(record, "job_id")]
+        assert records[0].message == "it runs"
+        ids += [vars(record)["worker_id"] for record in records]
+        ids += [event.worker.worker_id for event in heard.named("job:complete")]
+        assert len(ids) == 4
+        assert len(set(ids)) == 1
+
     async def test_a_traceback_has_no_steps_of_this_library(
         self, db: asyncpg.Connection, database: str, caplog: pytest.LogCaptureFixture
     ) -> None:

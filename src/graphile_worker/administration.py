@@ -19,9 +19,9 @@ from graphile_worker.job import (
     SMALLINT,
     Job,
     JobState,
-    check_instant,
     check_integer,
     check_text,
+    read_instant,
 )
 from graphile_worker.many_jobs import ManyJobs
 from graphile_worker.outcome import storable
@@ -120,7 +120,7 @@ class Administration:
         self,
         job_ids: Iterable[int],
         *,
-        run_at: datetime | timedelta | None = None,
+        run_at: datetime | timedelta | str | None = None,
         priority: int | None = None,
         attempts: int | None = None,
         max_attempts: int | None = None,
@@ -132,10 +132,9 @@ class Administration:
             Run failed jobs again, with all their attempts: ``reschedule_jobs(ids, run_at=timedelta(0),
             attempts=0)``.
         """
-        if run_at is not None:
-            check_instant("run_at", run_at)
-            if self._use_local_time:
-                run_at = by_local_clock(run_at)
+        at = None if run_at is None else read_instant("run_at", run_at)
+        if at is not None and self._use_local_time:
+            at = by_local_clock(at)
         for name, value, allowed in (
             ("priority", priority, SMALLINT),
             ("attempts", attempts, range(SMALLINT.stop)),
@@ -146,7 +145,7 @@ class Administration:
         return await self._change(
             "reschedule_jobs",
             _ids(job_ids),
-            *queries.split_instant(run_at),
+            *queries.split_instant(at),
             priority,
             attempts,
             max_attempts,
@@ -285,6 +284,9 @@ class Administration:
         connection: Connection | None = None,
     ) -> list[Job]:
         """Jobs for which all that is given holds, in the order of their ids.
+
+        When a job failed is not stored: `run_at` of a failed job is when it would have been tried again, and
+        workers do not change `updated_at`. The log and the event ``job:failed`` have the time.
 
         Args:
             task: The identifier of their task.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from graphile_worker._db import bulk, queries
+from graphile_worker._db.callers import warn_of_autocommit
 from graphile_worker._db.connect import Pool, connect
 from graphile_worker._db.failures import translated
 from graphile_worker._db.migrate import migrate
@@ -43,7 +44,9 @@ def find_schema(name: str | None) -> Schema:
     return Schema(os.environ.get("GRAPHILE_WORKER_SCHEMA") or DEFAULT_SCHEMA)
 
 
-async def run_migrations(dsn: str | None = None, *, schema: str | None = None) -> None:
+async def run_migrations(
+    dsn: str | None = None, *, pool: asyncpg.Pool | None = None, schema: str | None = None
+) -> None:
     """Install the schema, or adopt and complete one that Graphile Worker made.
 
     Safe to call at every start, by any number of processes at once. It happens in one transaction: whole or
@@ -51,6 +54,7 @@ async def run_migrations(dsn: str | None = None, *, schema: str | None = None) -
 
     Args:
         dsn: The connection string; by default ``DATABASE_URL``, or the ``PG*`` variables.
+        pool: An asyncpg pool to use instead of `dsn`. The caller closes it.
         schema: The schema's name; by default ``GRAPHILE_WORKER_SCHEMA``, or ``graphile_worker``.
 
     Raises:
@@ -63,6 +67,10 @@ async def run_migrations(dsn: str | None = None, *, schema: str | None = None) -
         >>> from graphile_worker import run_migrations
         >>> asyncio.run(run_migrations(dsn=dsn))
     """
+    if pool is not None:
+        async with WorkerUtils(dsn, pool=pool, schema=schema) as utils:
+            await utils.migrate()
+        return
     target = find_schema(schema)
     async with connect(dsn) as connection:
         await migrate(connection, target)
@@ -73,9 +81,10 @@ async def quick_add_job(
     payload: Any = None,
     *,
     dsn: str | None = None,
+    pool: asyncpg.Pool | None = None,
     schema: str | None = None,
     queue_name: str | None = None,
-    run_at: datetime | timedelta | None = None,
+    run_at: datetime | timedelta | str | None = None,
     max_attempts: int | None = None,
     job_key: str | None = None,
     job_key_mode: JobKeyMode | str | None = None,
@@ -86,7 +95,8 @@ async def quick_add_job(
 ) -> Job:
     """Open a connection, add one job, close the connection. For more than one use `WorkerUtils`.
 
-    The arguments are those of `WorkerUtils.add_job`.
+    The arguments are those of `WorkerUtils.add_job`, and those that say where the queue is. On an asyncpg
+    `pool` of the caller's the job is added without opening a connection, and the pool stays open.
 
     Example:
         >>> import asyncio
@@ -94,7 +104,7 @@ async def quick_add_job(
         >>> asyncio.run(quick_add_job("hello", {"name": "Ann"}, dsn=dsn)).task_identifier
         'hello'
     """
-    async with WorkerUtils(dsn=dsn, schema=schema, max_pool_size=1) as utils:
+    async with WorkerUtils(dsn=dsn, pool=pool, schema=schema, max_pool_size=1) as utils:
         return await utils.add_job(
             identifier,
             payload,
@@ -211,7 +221,7 @@ class WorkerUtils(Administration):
         payload: Any = None,
         *,
         queue_name: str | None = None,
-        run_at: datetime | timedelta | None = None,
+        run_at: datetime | timedelta | str | None = None,
         max_attempts: int | None = None,
         job_key: str | None = None,
         job_key_mode: JobKeyMode | str | None = None,
@@ -226,14 +236,16 @@ class WorkerUtils(Administration):
             identifier: The task that is to run, up to 128 characters.
             payload: What it gets: anything that can be written as JSON. None means ``{}``.
             queue_name: Jobs of one queue run one after another.
-            run_at: Not before this moment (an aware datetime), or after this time from now (a timedelta).
+            run_at: Not before this moment (an aware datetime, or ISO 8601 with an offset from UTC, such as
+                ``"2030-01-31T12:00:00Z"``), or after this time from now (a timedelta).
             max_attempts: How often to try; by default 25.
             job_key: There is one pending job with a key at most; adding again changes it.
             job_key_mode: What adding again does; by default `JobKeyMode.REPLACE`.
             priority: Lower runs first; by default 0.
             flags: Labels; a worker can be told to leave jobs with certain flags alone.
             timeout: How long the job may run, in place of what its task says: a flag that our workers know.
-            connection: A connection of the caller's: the job is added in its transaction.
+            connection: A connection of the caller's: the job is added in its transaction. Outside of a
+                transaction it is committed at once, and an `AutocommitWarning` says so.
 
         Raises:
             InvalidJobError: An argument is wrong; nothing was added.
@@ -243,17 +255,18 @@ class WorkerUtils(Administration):
             identifier,
             payload,
             queue_name=queue_name,
-            run_at=run_at,
             max_attempts=max_attempts,
             job_key=job_key,
             job_key_mode=job_key_mode,
             priority=priority,
-            **with_timeout({"flags": flags, "timeout": timeout}),
+            **with_timeout({"run_at": run_at, "flags": flags, "timeout": timeout}),
         )
         return await self.add_spec(spec, connection=connection)
 
     async def add_spec(self, spec: JobSpec, *, connection: Connection | None = None) -> Job:
         """Add the job that the spec describes."""
+        if connection is not None:
+            warn_of_autocommit(connection)
         if not self.middleware:
             return await self._add_one(spec, connection)
 
@@ -295,6 +308,8 @@ class WorkerUtils(Administration):
             >>> asyncio.run(main())
             [0, 1, 2]
         """
+        if connection is not None:
+            warn_of_autocommit(connection)
         if not self.middleware:
             return await self._add_many(specs, connection)
         return list(
@@ -326,7 +341,7 @@ class WorkerUtils(Administration):
         items: Iterable[Any],
         *,
         queue_name: str | None = None,
-        run_at: datetime | timedelta | None = None,
+        run_at: datetime | timedelta | str | None = None,
         max_attempts: int | None = None,
         job_key: str | None = None,
         job_key_mode: JobKeyMode | str | None = None,

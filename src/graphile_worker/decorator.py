@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
 from graphile_worker.cron import CronItem, parse_cron_items
+from graphile_worker.cron.item import remember_place
 from graphile_worker.errors import ConfigurationError, InvalidJobError
 from graphile_worker.task_options import JobOptions, TaskOptions, unknown_option
 from graphile_worker.tasks import HandlerClass, Task, task_of
+from graphile_worker.wording import relative_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -173,6 +176,8 @@ class CronDecorator:
     ) -> Callable[[T], T]:
         """Decorate a task."""
         _check_cron(match, options)
+        caller = sys._getframe(1)  # noqa: SLF001 - where it stands, for a message that two are the same
+        place = f"{relative_path(caller.f_code.co_filename)}, line {caller.f_lineno}"
 
         def decorate(thing: T) -> T:
             task = task_of(thing)
@@ -199,6 +204,7 @@ class CronDecorator:
                 overlap=overlap,
                 fill=fill,
             )
+            remember_place(item, place)
             known = any(one.identifier == (identifier or task.identifier) for one in self.items)
             self.items += parse_cron_items([*self.items, item])[-1:] if known else parse_cron_items([item])
             return thing

@@ -23,6 +23,8 @@
         └── JobSkippedError        a middleware left it out
 
 A message says what happened and what to do next. None of them carries a password.
+
+`AutocommitWarning` is a Python warning and not an error: nothing failed.
 """
 
 from __future__ import annotations
@@ -179,3 +181,11 @@ class InvalidJobError(JobError):
 
 class JobSkippedError(JobError):
     """A job was not added, because a middleware left it out."""
+
+
+class AutocommitWarning(UserWarning):
+    """A job was added on a caller's connection that is not in a transaction, so it is committed at once.
+
+    Python shows it once for each place in the code. If the commit is intended, leave ``connection=`` out, or
+    ignore the warning: ``warnings.simplefilter("ignore", AutocommitWarning)``.
+    """

@@ -20,6 +20,8 @@ TIMEOUT_FLAG = "timeout:"
 """A job whose timeout is not its task's has a flag that begins like this, followed by seconds."""
 _LONGEST_DELAY = timedelta(days=365_000)
 """A thousand years: from now it stays within the years that a datetime has."""
+_ENDS_OF_CALENDAR = (1, 9999)
+"""Years in which a datetime may have no counterpart in UTC."""
 
 
 class JobKeyMode(StrEnum):
@@ -117,7 +119,9 @@ class JobSpec(_What, frozen=True, kw_only=True, gc=False):
         if self.priority is not None:
             check_integer("priority", self.priority, SMALLINT)
         if self.run_at is not None:
-            check_instant("run_at", self.run_at)
+            at = read_instant("run_at", self.run_at)
+            if at is not self.run_at:  # it was a text
+                msgspec.structs.force_setattr(self, "run_at", at)
         if self.flags is not None:
             msgspec.structs.force_setattr(self, "flags", checked_flags(self.flags))
 
@@ -147,14 +151,37 @@ def check_integer(argument: str, value: object, allowed: range, *, code: str | N
         )
 
 
-def check_instant(argument: str, value: object) -> None:
-    """Refuse what is neither an aware datetime nor a timedelta."""
-    if not isinstance(value, timedelta):
-        _check_aware(argument, value, ", or a timedelta from now")
-    elif not -_LONGEST_DELAY <= value <= _LONGEST_DELAY:
+def read_instant(argument: str, value: object) -> datetime | timedelta:
+    """Return a moment that can be stored: an aware datetime, or a timedelta from now.
+
+    Refuses anything else, except an ISO 8601 text with an offset from UTC.
+    """
+    if isinstance(value, timedelta):
+        if not -_LONGEST_DELAY <= value <= _LONGEST_DELAY:
+            raise InvalidJobError(
+                f"{argument} is {value}; it must not be more than {_LONGEST_DELAY.days} days.",
+                argument=argument,
+            )
+        return value
+    moment = _read_iso(argument, value) if isinstance(value, str) else value
+    _check_aware(argument, moment, ", an ISO 8601 text with an offset, or a timedelta from now")
+    if isinstance(moment, datetime) and moment.year in _ENDS_OF_CALENDAR:
+        as_utc(argument, moment)
+    return moment  # type: ignore[return-value]
+
+
+def _read_iso(argument: str, text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.utcoffset() is None:
         raise InvalidJobError(
-            f"{argument} is {value}; it must not be more than {_LONGEST_DELAY.days} days.", argument=argument
+            f"{argument} is {text!r}; it must be ISO 8601 with an offset from UTC, for example "
+            "'2030-01-31T12:00:00Z' or '2030-01-31T12:00:00+01:00'.",
+            argument=argument,
         )
+    return moment
 
 
 def _check_aware(argument: str, value: object, alternative: str = "") -> None:

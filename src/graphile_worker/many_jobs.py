@@ -13,6 +13,7 @@ import msgspec
 from graphile_worker._db import glance, many, queries, transfer
 from graphile_worker._db.failures import translated
 from graphile_worker.errors import DatabaseError
+from graphile_worker.job import read_instant
 from graphile_worker.outcome import storable
 from graphile_worker.stats import QueueStats, RunningJob
 
@@ -90,13 +91,14 @@ class Change(NamedTuple):
     def reschedule(
         cls,
         *,
-        run_at: datetime | timedelta | None = None,
+        run_at: datetime | timedelta | str | None = None,
         priority: int | None = None,
         attempts: int | None = None,
         max_attempts: int | None = None,
     ) -> Self:
         """Change what is given."""
-        return cls("reschedule", (*queries.split_instant(run_at), priority, attempts, max_attempts))
+        at = None if run_at is None else read_instant("run_at", run_at)
+        return cls("reschedule", (*queries.split_instant(at), priority, attempts, max_attempts))
 
 
 class Batch(NamedTuple):

@@ -34,7 +34,7 @@ class JobOptions(TypedDict, total=False):
     """What can be said about a job beside its payload: see `WorkerUtils.add_job`."""
 
     queue_name: str | None
-    run_at: datetime | timedelta | None
+    run_at: datetime | timedelta | str | None
     max_attempts: int | None
     job_key: str | None
     job_key_mode: JobKeyMode | str | None
@@ -64,9 +64,16 @@ def with_timeout(options: Mapping[str, Any]) -> dict[str, Any]:
     known = dict(options)
     timeout = known.pop("timeout", None)
     if timeout is not None:
-        flag = f"{TIMEOUT_FLAG}{seconds('timeout', timeout, 'more than 0'):g}"
+        flag = f"{TIMEOUT_FLAG}{_timeout_of_job(timeout):g}"
         known["flags"] = {*(checked_flags(known.get("flags") or ())), flag}
     return known
+
+
+def _timeout_of_job(timeout: object) -> float:
+    try:
+        return seconds("timeout", timeout, "more than 0")
+    except ConfigurationError as error:
+        raise InvalidJobError(str(error), argument="timeout") from None
 
 
 def read_timeout(given: object) -> float | Callable[[Job], Duration | None] | None:
@@ -91,6 +98,18 @@ def read_executor(given: object, function: Any) -> ExecutorOption:
     return "process" if given == "process" else None
 
 
+def refuse_queue_template(identifier: str, queue_name: object) -> None:
+    """Refuse braces in the queue name of a declaration: all its jobs would share a queue of that name.
+
+    Where a job is added any name is possible, as in SQL and in Node.
+    """
+    if isinstance(queue_name, str) and ("{" in queue_name or "}" in queue_name):
+        raise ConfigurationError(
+            f"The task {identifier!r} has queue_name={queue_name!r}. Only job_key can be a template. Name "
+            f"the queue where the job is added: using(queue_name=f{queue_name!r})."
+        )
+
+
 def check_many(function: str, what: str, given: object) -> None:
     """Refuse what is no list of things, though a text can be read letter by letter."""
     if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
@@ -108,7 +127,7 @@ def check_job_options(function: str, given: Mapping[str, Any]) -> None:
             hint = unknown_option(name, JobOptions.__annotations__)
             raise InvalidJobError(f"{function} takes no {name!r}. {hint}", argument=name)
     if given.get("timeout") is not None:
-        seconds("timeout", given["timeout"], "more than 0")
+        _timeout_of_job(given["timeout"])
 
 
 def unknown_option(name: str, known: Iterable[str]) -> str:

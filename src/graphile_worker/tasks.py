@@ -34,6 +34,7 @@ from graphile_worker.task_options import (
     check_many,
     read_executor,
     read_timeout,
+    refuse_queue_template,
     with_timeout,
 )
 
@@ -76,12 +77,32 @@ class HandlerClass(Protocol):
         """Called with a context, or with nothing."""
 
 
+_ELSEWHERE = {
+    **dict.fromkeys(("delay", "send", "defer", "defer_async", "enqueue_async", "kiq"), "enqueue(...)"),
+    **dict.fromkeys(
+        ("apply_async", "send_with_options", "enqueue_in", "enqueue_at", "schedule"),
+        "using(run_at=..., priority=...).enqueue(...)",
+    ),
+    **dict.fromkeys(("s", "si", "signature", "message"), "spec(...)"),
+}
+"""What other job queues call it, and how it is written here."""
+
+
 class Enqueuer(Generic[Q]):
     """Adds jobs of one task: `Task` itself, or what its `using` returns."""
 
     _task: Task[Any, Q, Any]
     _options: JobOptions
     _connection: Connection | None
+
+    if not TYPE_CHECKING:  # a type checker would take any attribute for possible
+
+        def __getattr__(self, name: str) -> object:
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in _ELSEWHERE:
+                task = vars(self).get("_task")
+                message = _hint_at(name, getattr(task, "__name__", None) or "task")
+            raise AttributeError(message, name=name, obj=self)
 
     def using(self, *, connection: Connection | None = None, **options: Unpack[JobOptions]) -> Enqueuer[Q]:
         """The same task, with other options than it has by itself.
@@ -215,6 +236,7 @@ class Task(Enqueuer[Q], Generic[P, Q, R]):
         given: Any = {name: options.get(name) for name in JobOptions.__annotations__ if name != "timeout"}
         chosen: Any = {name: value for name, value in given.items() if value is not None}
         self.options: JobOptions = chosen
+        refuse_queue_template(self.identifier, chosen.get("queue_name"))
         _check_identifier(self)
         self.binding: Binding = self._read()
         self._job_key = read_job_key(self.options.pop("job_key", None), self.binding, self.identifier)
@@ -356,6 +378,17 @@ def _read_batch(given: object) -> bool:
     if given is not None and not isinstance(given, bool):
         raise ConfigurationError(f"batch is {given!r}; it must be True or False.")
     return bool(given)
+
+
+def _hint_at(name: str, task: str) -> str:
+    how = _ELSEWHERE[name]
+    if "enqueue" not in how:
+        return f"A task has no {name!r}. To describe a job without adding it: {task}.{how}."
+    without_loop = how.replace("enqueue(", "enqueue_sync(")
+    return (
+        f"A task has no {name!r}. To add a job: await {task}.{how}; without an event loop: "
+        f"{task}.{without_loop}."
+    )
 
 
 def _name_of(function: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 def some(names: list[str], most: int = 5) -> str:
     """The first of them, and how many more.
@@ -32,3 +34,11 @@ def without_end(text: str) -> str:
     if text.endswith("?"):
         text = text.rpartition(". ")[0] or text[:-1]
     return text.rstrip(".")
+
+
+def relative_path(path: str) -> str:
+    """Return a path relative to the current folder if it is inside of it, and otherwise as it is."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except (ValueError, OSError):  # elsewhere, or the current folder is gone
+        return path

@@ -6,7 +6,10 @@ import json
 from typing import Any
 
 import asyncpg
+import pytest
 
+AUTOCOMMITS = pytest.mark.filterwarnings("ignore::graphile_worker.errors.AutocommitWarning")
+"""For tests that add jobs on a connection outside of a transaction on purpose."""
 STATES = ("new", "retrying", "failed", "locked", "stale")
 """Unlocked and never tried; waiting for a retry; out of attempts; running; locked for over 4 hours."""
 

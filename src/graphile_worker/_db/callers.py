@@ -8,8 +8,12 @@ wrapped here in what our statements use of asyncpg's: `fetch`, `fetchrow`, `exec
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+import warnings
 from contextlib import asynccontextmanager, nullcontext
 from contextvars import ContextVar
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +21,14 @@ import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from graphile_worker._db.connect import Pool
-from graphile_worker.errors import ConfigurationError
+from graphile_worker.errors import AutocommitWarning, ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from graphile_worker._db.connect import Connection
+
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 def as_ours(connection: Any) -> Connection:
@@ -41,6 +47,33 @@ def as_ours(connection: Any) -> Connection:
 def is_connection(given: object) -> bool:
     """Whether it is one of a driver that we know."""
     return isinstance(given, asyncpg.Connection | PoolConnectionProxy)
+
+
+def warn_of_autocommit(connection: Any) -> None:
+    """Warn if what is added on the caller's connection is committed at once, at the caller's line.
+
+    Whatever else is wrong with the connection, the statement itself reports.
+    """
+    try:
+        if not is_connection(connection) or connection.is_in_transaction():
+            return
+    except asyncpg.InterfaceError:  # released to its pool already
+        return
+    warnings.warn(
+        "connection= is not in a transaction, so the job is committed at once, and stays if what follows "
+        "fails. Add it inside of `async with connection.transaction():`. If the commit is intended, leave "
+        "connection= out, or ignore graphile_worker.errors.AutocommitWarning.",
+        AutocommitWarning,
+        stacklevel=_level_of_caller(),
+    )
+
+
+def _level_of_caller() -> int:
+    """Return the stack level, seen from the function that calls this, of the first frame outside of us."""
+    frame, level = sys._getframe(1), 1  # noqa: SLF001 - skip_file_prefixes needs Python 3.12
+    while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 class OneConnection(Pool):

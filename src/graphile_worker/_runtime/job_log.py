@@ -159,17 +159,17 @@ def _told(error: BaseException) -> _ExcInfo | None:
         return type(group), group, None
     # What the task chose needs no traceback, but what made it choose has one.
     cause = error.__cause__ if isinstance(error, ControlFlow) else error
-    traceback = None if cause is None else _without_ours(cause.__traceback__)
+    traceback = None if cause is None else without_frames_in((_PACKAGE,), cause.__traceback__)
     if cause is None or (traceback is None and not _is_remote(cause)):
         return None
     return type(cause), cause, traceback
 
 
-def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
-    """The steps that are not this library's: the task's, and those of the user's middleware around it."""
+def without_frames_in(paths: tuple[str, ...], traceback: TracebackType | None) -> TracebackType | None:
+    """The steps that are not in these files: the task's, and those of the user's middleware around it."""
     theirs: list[TracebackType] = []
     while traceback is not None:
-        if not traceback.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        if not traceback.tb_frame.f_code.co_filename.startswith(paths):
             theirs.append(traceback)
         traceback = traceback.tb_next
     for step in reversed(theirs):
@@ -192,5 +192,4 @@ def _about(
     return {
         "task_identifier": about.job.task_identifier,
         "job_id": about.job.id,
-        "worker_id": about.worker.id,
     }

@@ -103,7 +103,7 @@ class Runner:
         self._worker.announce()
         if self._options.migrate:
             await self.utils.migrate()
-        self._parts.surroundings.state = await self._lifespan.open()
+        await self._open_lifespan()
         await self._parts.connect()
         self._watching = asyncio.create_task(self._watch(), name="graphile-worker runner")
         if self._options.handle_signals:
@@ -118,6 +118,13 @@ class Runner:
                 listening.cancel()
             if not listens:  # it came to an end before that
                 await self.wait()
+
+    async def _open_lifespan(self) -> None:
+        try:
+            self._parts.surroundings.state = await self._lifespan.open()
+        except Exception as error:
+            self.events.emit(event.PoolFatalError(worker_pool=self._pool, error=error, action="lifespan"))
+            raise
 
     async def wait(self) -> None:
         """Return when the worker has stopped; raises the error that stopped it, if it was one."""
@@ -258,7 +265,8 @@ class Runner:
         if not isinstance(error, GraphileWorkerError):
             # Not foreseen, so with everything that can be known about it.
             self.logger.error("The worker ends: %r", error, exc_info=error)
-            failure = GraphileWorkerError(f"The worker ended because of {error!r}.")
+            notes = getattr(error, "__notes__", ())
+            failure = GraphileWorkerError(" ".join([f"The worker ended because of {error!r}.", *notes]))
             failure.__cause__ = error
             error = failure
         else:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import traceback
+from functools import partial
+from inspect import unwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphile_worker.errors import ConfigurationError, GraphileWorkerError
+from graphile_worker.wording import relative_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,6 +20,7 @@ if TYPE_CHECKING:
 
     from graphile_worker.logs import ScopedLogger
 
+NOT_THEIRS = (str(Path(__file__).parents[1]) + os.sep, contextlib.__file__)
 _AT_LEAST = 1.0
 """Seconds that it has to close, however urgent it is; and again once it is cancelled."""
 
@@ -50,9 +58,11 @@ class Lifespan:
             living, self._living = self._living, None
             error = living.exception()
             if error is not None:
-                error.add_note("This was raised while the lifespan was entered, before the first job.")
+                error.add_note(f"The lifespan failed before the first job{place_of(error, self._opens)}.")
                 raise error
-            raise ConfigurationError("The lifespan ended before the first job: it must yield once.")
+            raise ConfigurationError(
+                f"The lifespan ended before the first job: it must yield once{place_of(None, self._opens)}."
+            )
         self._living.add_done_callback(self._ended)
         return opened.result()
 
@@ -70,10 +80,11 @@ class Lifespan:
         error = None if living.cancelled() else living.exception()
         if error is None:
             error = GraphileWorkerError(
-                "The lifespan ended while the worker ran, so its tasks have no state."
+                f"The lifespan ended while the worker ran, so its tasks have no state"
+                f"{place_of(None, self._opens)}."
             )
         else:
-            error.add_note("This ended the lifespan while the worker ran.")
+            error.add_note(f"The lifespan failed while the worker ran{place_of(error, self._opens)}.")
         self.lost.set_result(error)
 
     async def close(self, hurry: asyncio.Event | None = None) -> None:
@@ -105,3 +116,15 @@ class Lifespan:
             await asyncio.wait([living], timeout=_AT_LEAST)
         if not living.done():
             self._logger.error("The lifespan does not close, although it was cancelled: going on without it")
+
+
+def place_of(error: BaseException | None, opens: object) -> str:
+    """Return where in the user's code a lifespan failed, or else where it is declared: file and line."""
+    for frame in traceback.extract_tb(None if error is None else error.__traceback__):
+        if not frame.filename.startswith(NOT_THEIRS):
+            return f", in {frame.name} ({relative_path(frame.filename)}, line {frame.lineno})"
+    function = unwrap(opens.func if isinstance(opens, partial) else opens)  # type: ignore[arg-type]
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return ""
+    return f", in {code.co_name} ({relative_path(code.co_filename)}, line {code.co_firstlineno})"

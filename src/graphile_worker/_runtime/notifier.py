@@ -94,10 +94,11 @@ class Notifier(Service):
         """Listen for as long as the connection holds."""
         self._events.emit(event.PoolListenConnecting(worker_pool=self._pool, attempts=self._attempts))
         self._heard = False
+        client = None
         channels = (_NEW_JOBS, _MIGRATION, _CANCELLATION, self._probe)
         try:
             async with listening(self._listen_on, channels, self._hear) as ear:
-                self._ear = ear
+                self._ear, client = ear, ear.connection
                 try:
                     self._events.emit(event.PoolListenSuccess(worker_pool=self._pool, client=ear.connection))
                     # What was sent while nobody listened will not come again.
@@ -115,7 +116,7 @@ class Notifier(Service):
                 error = ConnectionError("the connection was closed")
         except Exception as raised:  # noqa: BLE001 - whatever it is, there is polling
             error = raised
-        self._events.emit(event.PoolListenError(worker_pool=self._pool, error=error))
+        self._events.emit(event.PoolListenError(worker_pool=self._pool, error=error, client=client))
         self.tried.set()
         return self._pause(error)
 

@@ -45,7 +45,9 @@ class Slots:
         self._events = events
         self._on_end = ended
         self._loop = asyncio.get_running_loop()  # to ask for it each time is a call to the system
-        self._free = [event.Worker(f"{pool.id}-{number}", number) for number in range(concurrency, 0, -1)]
+        self._free = [
+            event.Worker(f"{pool.id}-{number}", number, pool.id) for number in range(concurrency, 0, -1)
+        ]
         self._running: dict[Held, Run] = {}
         self._ended: dict[Held, Run] = {}
         self.done = self.failed = 0

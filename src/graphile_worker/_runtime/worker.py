@@ -258,10 +258,17 @@ class Worker(Service):
         return self._delay()
 
     async def _next_exchange(self) -> UnderWay | None:
-        if not self._exchanger.connected:
-            await self._reconnect()
-        if monotonic() - self._house_kept >= (AFTER_A_VAIN_LOOK if self._looks.in_vain else _HOUSEKEEPING):
-            await self._keep_house()
+        try:
+            if not self._exchanger.connected:
+                await self._reconnect()
+            if monotonic() - self._house_kept >= (
+                AFTER_A_VAIN_LOOK if self._looks.in_vain else _HOUSEKEEPING
+            ):
+                await self._keep_house()
+        except OutageError as outage:
+            if self._slots.free and not self._stopping:
+                self._emit_claim_error(outage)
+            raise
         wish = await self._wish()
         results = self._results.take()
         return self._begin_exchange(results, wish) if results or wish.wanted else None
@@ -313,8 +320,11 @@ class Worker(Service):
         if exchange.wish.wanted:
             self._claims_unknown = self._claims_unknown or unknown
             self._looks.wake()
-            why = error.error if isinstance(error, OutageError) and error.error else error
-            self._events.emit(event.WorkerGetJobError(worker=self._slots.any, error=why))
+            self._emit_claim_error(error)
+
+    def _emit_claim_error(self, error: BaseException) -> None:
+        why = error.error if isinstance(error, OutageError) and error.error else error
+        self._events.emit(event.WorkerGetJobError(worker=self._slots.any, error=why))
 
     def _may_send_ahead(self, wish: Wish, answer: Answer) -> bool:
         """Whether we know what to ask for next without having read the answer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -15,6 +16,7 @@ from graphile_worker.cli.flags import PRIORITY, json_flag, queue_of, small_integ
 from graphile_worker.cli.printing import clean, on_terminal, print_object
 from graphile_worker.cli.times import Moment
 from graphile_worker.errors import GraphileWorkerError
+from graphile_worker.wording import some
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,6 +80,8 @@ def add(
     job = asyncio.run(
         _add_by(app, task, read, given) if app is not None else _add(settings, task, read, given)
     )
+    if app is not None and declared is None:
+        click.echo(_unknown(task, app), err=True)
     if as_json:
         from graphile_worker.cli.list_jobs import job_as_object  # noqa: PLC0415
 
@@ -86,6 +90,13 @@ def add(
         click.echo(f"Added job {job.id}: {clean(job.task_identifier)}, due {times.both(job.run_at)}")
     else:
         click.echo(job.id)
+
+
+def _unknown(task: str, app: App) -> str:
+    """Return the warning that the app does not have the task; another program may."""
+    near = difflib.get_close_matches(task, app.tasks, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"It has: {some(sorted(app.tasks)) or 'none'}."
+    return f"Warning: the app has no task {clean(repr(task))}, so its workers leave this job alone. {hint}"
 
 
 def _app_of(settings: Mapping[str, Value]) -> App | None:

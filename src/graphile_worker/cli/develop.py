@@ -32,7 +32,7 @@ def develop(settings: dict[str, Value], tasks_of: str | None) -> None:
     if settings["log_format"].source == "default":
         settings["log_format"] = Value("pretty", _SOURCE)
     if os.environ.get(VARIABLE):  # this is the worker itself
-        run_worker(settings, tasks_of)
+        run_worker(settings, tasks_of, dev=True)
         return
     if find_spec("watchfiles") is None:
         raise MissingExtraError("dev needs two more packages: pip install 'graphile-worker[embedded,watch]'")

@@ -119,6 +119,8 @@ def list_jobs(
 
     All that is given must hold. Into a pipe go all jobs, a line each, with tabs between: id, state, task,
     queue, due, tries, priority, key, worker, payload, error.
+
+    A failed job is due when it would have been tried again; when it failed is in the worker's log.
     """
     if only_ids and as_json:
         raise click.UsageError("--ids and --json cannot be combined.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from datetime import UTC, datetime
 
@@ -17,6 +18,9 @@ _COLOURS = {
     logging.ERROR: "red",
 }
 _ABOUT = ("label", "worker_id", "task_identifier", "job_id")
+_OF_LOGGING = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "of_job", "shown_extras"}
+"""What every record has, and what formatters add to it."""
+_BARE = re.compile(r"[^\s\"=\\]+")
 
 
 def report(error: Exception) -> None:
@@ -44,21 +48,37 @@ def _formatter(form: str, *, with_process: bool) -> logging.Formatter:
     return TextFormatter(with_process=with_process and form != "pretty")
 
 
+def _extras_of(record: logging.LogRecord) -> dict[str, object]:
+    """Return what the user gave the record, by ``ctx.logger.scope(...)`` or ``extra=``."""
+    return {
+        name: value for name, value in vars(record).items() if name not in _OF_LOGGING and name not in _ABOUT
+    }
+
+
+def _as_text(value: object) -> str:
+    """Return a value for a line: quoted, if it would not be one word otherwise."""
+    text = str(value)
+    return text if _BARE.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+
+
 class TextFormatter(logging.Formatter):
-    """``12:34:56.789 INFO  Completed job 7 (hello, 0.21 ms)``."""
+    """``12:34:56.789 INFO  Completed job 7 (hello, 0.21 ms)``, then what a task says by scope or extra."""
 
     default_time_format = "%H:%M:%S"
     default_msec_format = "%s.%03d"
 
     def __init__(self, *, with_process: bool) -> None:
         process = " [%(process)d]" if with_process else ""
-        super().__init__(f"%(asctime)s{process} %(levelname)-5s %(of_job)s%(message)s")
+        super().__init__(f"%(asctime)s{process} %(levelname)-5s %(of_job)s%(message)s%(shown_extras)s")
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as a line; what a task says begins with its job, which our own lines name themselves."""
         job_id, task = getattr(record, "job_id", None), getattr(record, "task_identifier", None)
         is_named = job_id is None or f"ob {job_id} " in record.getMessage()
         record.of_job = "" if is_named else f"[{task} {job_id}] "
+        record.shown_extras = "".join(
+            f" {name}={_as_text(value)}" for name, value in _extras_of(record).items()
+        )
         return super().format(record)
 
 
@@ -100,4 +120,13 @@ class JsonFormatter(logging.Formatter):
             entry["error"] = record.exc_text
         elif record.exc_info:
             entry["error"] = self.formatException(record.exc_info)
-        return json.dumps(entry, default=str)
+        # A name that is taken gets an underscore, so that neither hides the other.
+        entry |= {f"{name}_" if name in entry else name: value for name, value in _extras_of(record).items()}
+        try:
+            return json.dumps(entry, default=str)
+        except (
+            TypeError,
+            ValueError,
+            RecursionError,
+        ):  # keys that are not texts, or a thing inside of itself
+            return json.dumps({name: str(value) for name, value in entry.items()})

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from graphile_worker._runtime.job_log import without_frames_in
+from graphile_worker._runtime.lifespan import NOT_THEIRS
 from graphile_worker.administration import CleanupTask
 from graphile_worker.app import App
 from graphile_worker.cli import logs
@@ -22,15 +24,19 @@ from graphile_worker.cli.control import Control
 from graphile_worker.cli.exits import BREAKING_MIGRATION, end_by
 from graphile_worker.cli.printing import cleaned_up
 from graphile_worker.cli.settings import unknown_variables
+from graphile_worker.cli.unserved import warn_of_unserved
 from graphile_worker.client import WorkerUtils
 from graphile_worker.emitter import Events
 from graphile_worker.errors import ConfigurationError, MissingExtraError, SchemaTooNewError
+from graphile_worker.events import PoolFatalError
 from graphile_worker.loader import load_named, load_tasks
+from graphile_worker.middleware import BlockedLoop
 from graphile_worker.runner import run, run_once
 from graphile_worker.tasks import task_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
+    from types import TracebackType
 
     from graphile_worker._runtime.handlers import Tasks
     from graphile_worker.administration import Cleaned
@@ -54,8 +60,12 @@ def run_worker(
     watch: bool = False,
     schema_only: bool = False,
     cleanup: Sequence[str] = (),
+    dev: bool = False,
 ) -> None:
-    """Do what the flags say: run a worker, or several, or only install or clean up."""
+    """Do what the flags say: run a worker, or several, or only install or clean up.
+
+    With `dev` the worker warns of what its author should know: a blocked event loop, jobs without a worker.
+    """
     _refuse_together(once=once, watch=watch, schema_only=schema_only, cleanup=bool(cleanup))
     if tasks_of is not None and settings["tasks"].source == "--tasks":
         raise click.UsageError(f"Name the tasks by {tasks_of} or by --tasks, not by both.")
@@ -82,17 +92,40 @@ def run_worker(
         supervise(settings["processes"].value, once=once, watched=paths)
     else:
         what = load(settings, tasks_of)
-        stopped_by: list[str] = []
         events = what.events if isinstance(what, App) else Events()
-        events.on("gracefulShutdown", lambda event: stopped_by.append(event.signal))
         if once:
-            status = asyncio.run(_run_once(settings, what, events, control))
+            worker = _run_once(settings, what, events, control)
         else:
             crontab = crontab_of(settings, tasks_of, what)
-            status = asyncio.run(_run(settings, what, crontab, events, control))
-        if stopped_by:
-            end_by(signal.Signals[stopped_by[0]])
-        sys.exit(status)
+            worker = _run(settings, what, crontab, events, control, dev=dev)
+        _run_to_end(worker, events)
+
+
+def _run_to_end(worker: Coroutine[Any, Any, int], events: Events) -> None:
+    """Run the worker, and end as it ends."""
+    stopped_by: list[str] = []
+    of_lifespan: list[tuple[BaseException, TracebackType | None]] = []
+
+    def note(fatal: PoolFatalError) -> None:
+        if fatal.action == "lifespan":
+            steps = without_frames_in(NOT_THEIRS, fatal.error.__traceback__)
+            of_lifespan.append((fatal.error, steps))
+
+    events.on("gracefulShutdown", lambda event: stopped_by.append(event.signal))
+    events.on(PoolFatalError, note)
+    try:
+        status = asyncio.run(worker)
+    except Exception as error:
+        # If the user's code failed, its own frames matter, and not those of the command.
+        for failure, steps in of_lifespan:
+            if failure is error:
+                told = (type(error), error, steps)
+                logger.error("The worker cannot start: its lifespan failed", exc_info=told)  # noqa: TRY400
+                sys.exit(1)
+        raise
+    if stopped_by:
+        end_by(signal.Signals[stopped_by[0]])
+    sys.exit(status)
 
 
 def app_of(settings: Mapping[str, Value], named: str | None) -> str | None:
@@ -113,6 +146,8 @@ async def _run(
     crontab: str | None,
     events: Events,
     control: Control | None,
+    *,
+    dev: bool,
 ) -> int:
     if crontab is not None:
         logger.info("The crontab is %s", crontab)
@@ -125,22 +160,48 @@ async def _run(
         "crontab_file": crontab,
         "handle_signals": True,
     }
+    tasks = what.tasks if isinstance(what, App) else what
     try:
         if isinstance(what, App):
+            if dev:
+                _watch_loop(what)
             async with what.running(**options) as runner:
-                await _wait(runner, settings, control)
+                await _wait(runner, settings, control, tasks if dev else None)
         else:
-            runner = await run(what, **_connection(settings), **options, events=events)
-            await _wait(runner, settings, control)
+            watching = [BlockedLoop()] if dev else None
+            runner = await run(what, **_connection(settings), **options, events=events, middleware=watching)
+            await _wait(runner, settings, control, tasks if dev else None)
     except SchemaTooNewError:
         return BREAKING_MIGRATION
     return 0
 
 
-async def _wait(runner: Runner, settings: Mapping[str, Value], control: Control | None) -> None:
+def _watch_loop(app: App) -> None:
+    """Add what warns of a blocked event loop, unless the app has it."""
+    given = app.settings["middleware"]
+    if not any(isinstance(one, BlockedLoop) for one in given):
+        app.configure(middleware=[BlockedLoop(), *given])
+
+
+async def _wait(
+    runner: Runner,
+    settings: Mapping[str, Value],
+    control: Control | None,
+    served: Collection[str] | None,
+) -> None:
+    """Wait for the end of the worker; meanwhile warn of tasks that are not among `served`, if given."""
     if control is not None:
         _obey(control, runner, settings["shutdown_grace"].value)
-    await runner.wait()
+    if served is None:
+        await runner.wait()
+        return
+    warning = asyncio.create_task(warn_of_unserved(runner.utils, served))
+    runner.events.on("stop", lambda _: warning.cancel())  # its connections are closed then
+    try:
+        await runner.wait()
+    finally:
+        warning.cancel()
+        await asyncio.wait([warning])
 
 
 def _obey(control: Control, runner: Runner, grace: float) -> None:

@@ -24,6 +24,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 _LONG_LIFE = 60.0
 _LOOK_AGAIN = 0.2
 _DEADLY = 3
+_START = 10.0
+"""Seconds for which a process that could not start waits to see whether another one can."""
 logger = logging.getLogger("graphile_worker")
 
 
@@ -118,6 +120,9 @@ class _Generation:
         self._children: dict[int, _Child] = {}
         self._count = count
         self._ready: set[int] = set()
+        self._unable: set[int] = set()
+        self._decided = asyncio.Event()
+        """Set when a process has started, none can, or there is nothing more to start."""
         self._over = asyncio.Event()
         self.begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         """Whether all of them take jobs; False if they cannot even start."""
@@ -133,12 +138,14 @@ class _Generation:
     def retire(self) -> None:
         """There is newer code: finish, and be gone."""
         self._over.set()
+        self._decided.set()
         for child in self._children.values():
             child.finish()
 
     def stop(self, number: int) -> None:
         """Stop them with that signal."""
         self._over.set()
+        self._decided.set()
         for child in self._children.values():
             child.send(number)
 
@@ -147,13 +154,15 @@ class _Generation:
         failures = 0
         while not self._over.is_set():
             since = monotonic()
+            self._unable.discard(slot)
             status = await self._run_one(slot)
             if self._over.is_set() or (self._once and status == 0):
                 break
-            could_not_start = status > 0 and not (self.begun.done() if self._is_newer else self._ready)
-            if status == BREAKING_MIGRATION or self._once or could_not_start:
+            if status == BREAKING_MIGRATION or self._once or (status > 0 and await self._cannot_start(slot)):
                 self.status = self.status or status
                 self.stop(signal.SIGTERM)
+                break
+            if self._over.is_set():
                 break
             failures = 1 if monotonic() - since > _LONG_LIFE else failures + 1
             pause = pause_after(failures)
@@ -161,6 +170,19 @@ class _Generation:
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._over.wait()
+
+    async def _cannot_start(self, slot: int) -> bool:
+        """Return whether an exit is the end: newer code must start in all processes, the first in one."""
+        if self._is_newer:
+            return not self.begun.done()
+        if not self._ready:
+            self._unable.add(slot)
+            if len(self._unable) == self._count:
+                self._decided.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_START):
+                    await self._decided.wait()
+        return not self._ready and len(self._unable) == self._count
 
     async def _run_one(self, slot: int) -> int:
         try:
@@ -180,6 +202,7 @@ class _Generation:
     async def _announce(self, slot: int, child: _Child) -> None:
         await child.ready.wait()
         self._ready.add(slot)
+        self._decided.set()
         if len(self._ready) == self._count:
             self._begin(begun=True)
 

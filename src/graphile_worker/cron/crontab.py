@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from graphile_worker.cron.expression import Word, words_of
-from graphile_worker.cron.item import CronItem, fill_phrase
+from graphile_worker.cron.item import CronItem, fill_phrase, remember_place
 from graphile_worker.cron.line import EXTENDED, ONLY_EXTENDED, OPTIONS, TASK, Line
 from graphile_worker.cron.payloads import parse_payload
 from graphile_worker.errors import ConfigurationError, CrontabError, CrontabProblem
@@ -78,6 +78,7 @@ def _read(text: object, *, strict: bool | None, source: str, storable: bool) -> 
             continue
         item = line.read()
         if item is not None:
+            remember_place(item, f"{source}, line {number}")
             items.append(item)
         if line.identifier is not None and (first := known.setdefault(line.identifier, number)) != number:
             line.fault(

@@ -79,6 +79,7 @@ class CronItem:
     flags: Iterable[str] | None = None
     pattern: InitVar[str | Predicate | None] = None
     fill: InitVar[Duration | str | None] = None
+    _place = ""  # where it was declared, for messages: not a field
 
     def __post_init__(self, pattern: str | Predicate | None, fill: Duration | str | None) -> None:
         self._check_names()
@@ -254,6 +255,12 @@ def _javascript_iso(minute: datetime) -> str:
     return f"{minute.isoformat()[:16]}:00.000Z"
 
 
+def remember_place(item: CronItem, place: str) -> None:
+    """Remember where an item was declared, unless that is known: for a message that two are the same."""
+    if not item._place:  # noqa: SLF001 - not a part of what users see
+        object.__setattr__(item, "_place", place)
+
+
 def parse_cron_items(items: Iterable[CronItem | Mapping[str, Any]]) -> list[CronItem]:
     """Items, given as they are or as dictionaries of their arguments, checked as a whole.
 
@@ -272,13 +279,16 @@ def parse_cron_items(items: Iterable[CronItem | Mapping[str, Any]]) -> list[Cron
             "parse_crontab."
         )
     found: dict[str, CronItem] = {}
-    for given in items:
+    for number, given in enumerate(items):
         item = given if isinstance(given, CronItem) else _item_of(given)
+        remember_place(item, f"cron_items[{number}]")
         item.job_at(datetime.now(UTC))  # raises if the database would not take it
         if item.identifier in found:
+            places = [one._place for one in (found[item.identifier], item)]  # noqa: SLF001
             raise ConfigurationError(
-                f"There are two cron items with the identifier {item.identifier!r}. Give one another, "
-                "by identifier=…: a schedule is known by it."
+                f"There are two cron items with the identifier {item.identifier!r}: "
+                f"{' and '.join(places)}. Give one another identifier, by identifier=… (in a crontab ?id=…): "
+                "a schedule is known by it."
             )
         found[item.identifier] = item
     return list(found.values())

@@ -27,7 +27,11 @@ class Worker(msgspec.Struct, frozen=True):
     """One slot of a pool: it runs one job at a time."""
 
     id: str
+    """That of the pool, and the number."""
     number: int
+    """From 1 to the pool's concurrency."""
+    worker_id: str
+    """That of the pool: as in the column locked_by, in the log, and at `JobContext.worker_id`."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,10 +67,11 @@ class PoolListenSuccess(PoolEvent, frozen=True, kw_only=True):
 
 
 class PoolListenError(PoolEvent, frozen=True, kw_only=True):
-    """It cannot listen, or not any more."""
+    """It cannot listen, or not any more. `client` is None if it could not connect."""
 
     name: ClassVar[str] = "pool:listen:error"
     error: BaseException
+    client: Any = None
 
 
 class PoolListenNotification(PoolEvent, frozen=True, kw_only=True):
@@ -227,7 +232,7 @@ class WorkerGetJobStart(_WorkerEvent, frozen=True, kw_only=True):
 
 
 class WorkerGetJobError(_WorkerEvent, frozen=True, kw_only=True):
-    """It could not be asked; it will be, later."""
+    """It could not be asked; it will be, later. Once for each try, while the database is away too."""
 
     name: ClassVar[str] = "worker:getJob:error"
     error: BaseException

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import threading
 import traceback
 from contextlib import suppress
 from contextvars import ContextVar
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from graphile_worker.middleware.base import Running
 
 _MOST_FRAMES = 5
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _LOOKS = 4
 """How often to look in the time for which the event loop may be blocked."""
 _JOB: ContextVar[JobContext[Any] | None] = ContextVar("graphile_worker_job_on_the_loop", default=None)
@@ -172,5 +175,7 @@ def _context_at(frame: FrameType | None) -> Context | None:
 
 
 def _where(frame: FrameType | None) -> str:
-    """The innermost places, as a traceback shows them."""
-    return "" if frame is None else "".join(traceback.format_stack(frame)[-_MOST_FRAMES:]).rstrip()
+    """The innermost places, as a traceback shows them; those of this library tell nothing of the job."""
+    steps = [] if frame is None else traceback.extract_stack(frame)
+    theirs = [step for step in steps if not step.filename.startswith(_PACKAGE)]
+    return "".join(traceback.format_list((theirs or steps)[-_MOST_FRAMES:])).rstrip()

@@ -97,7 +97,7 @@ class Place(WorkerUtils):
         return await super()._add_many([self._timed(spec) for spec in specs], connection)
 
     async def reschedule_jobs(
-        self, job_ids: Iterable[int], *, run_at: datetime | timedelta | None = None, **changes: Any
+        self, job_ids: Iterable[int], *, run_at: datetime | timedelta | str | None = None, **changes: Any
     ) -> list[Job]:
         """Change jobs."""
         if self.clock is not None and isinstance(run_at, timedelta):
