@@ -386,10 +386,10 @@ class TestSaying:
         @task
         async def hello() -> None: ...
 
-        with pytest.raises(ConfigurationError, match=r"timeout is .*; it must be seconds"):
+        with pytest.raises(InvalidJobError, match=r"timeout is .*; it must be seconds"):
             hello.using(timeout=wrong)
         async with WorkerUtils(database) as utils:
-            with pytest.raises(ConfigurationError, match=r"timeout is .*; it must be seconds"):
+            with pytest.raises(InvalidJobError, match=r"timeout is .*; it must be seconds"):
                 await utils.add_job("hello", timeout=wrong)
             with pytest.raises(InvalidJobError, match="flags is 'slow'"):
                 await utils.add_job("hello", flags="slow", timeout=3)

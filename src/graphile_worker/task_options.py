@@ -64,7 +64,7 @@ def with_timeout(options: Mapping[str, Any]) -> dict[str, Any]:
     known = dict(options)
     timeout = known.pop("timeout", None)
     if timeout is not None:
-        flag = f"{TIMEOUT_FLAG}{seconds('timeout', timeout, 'more than 0'):g}"
+        flag = f"{TIMEOUT_FLAG}{_job_timeout(timeout):g}"
         known["flags"] = {*(checked_flags(known.get("flags") or ())), flag}
     return known
 
@@ -108,7 +108,14 @@ def check_job_options(function: str, given: Mapping[str, Any]) -> None:
             hint = unknown_option(name, JobOptions.__annotations__)
             raise InvalidJobError(f"{function} takes no {name!r}. {hint}", argument=name)
     if given.get("timeout") is not None:
-        seconds("timeout", given["timeout"], "more than 0")
+        _job_timeout(given["timeout"])
+
+
+def _job_timeout(given: object) -> float:
+    try:
+        return seconds("timeout", given, "more than 0")
+    except ConfigurationError as error:
+        raise InvalidJobError(str(error), argument="timeout") from None
 
 
 def unknown_option(name: str, known: Iterable[str]) -> str:
