@@ -178,7 +178,7 @@ class TestList:
         await db.execute("update graphile_worker._private_jobs set last_error = E'one\\ntwo', attempts = 2")
         assert await cli.out("list") == (
             f"{job['id']}\tscheduled\tmail\\t\\x1b[2J\tq\\nr\t2030-01-01T12:00:00.000005Z\t2/25\t0\tk\t\t"
-            f"{json.dumps(payload, separators=(',', ':'))}\tone\\ntwo\n"
+            f"{json.dumps(payload)}\tone\\ntwo\n"
         )
 
     async def test_pages(self, db: asyncpg.Connection, cli: Cli) -> None:

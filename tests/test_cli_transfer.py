@@ -194,7 +194,7 @@ class TestRefusals:
         ("line", "says"),
         [
             ("{", "Line 2 is no exported job: Input data was truncated"),
-            ('{"id": 2, "key": "\\ud800" "x"}', "Line 2 is no exported job: Expecting ',' delimiter"),
+            ('{"id": 2, "key": "\\ud800" "x"}', "Line 2 is no exported job: key is not JSON"),
             ('{"id": 2, "task_identifier": "\\ud800"}', "PostgreSQL cannot store it as text"),
             ("[]", "Line 2 is no exported job: Expected `object`, got `array`"),
             ("{}", "Line 2 is no exported job: Object missing required field `task_identifier`"),

@@ -184,7 +184,10 @@ class TestManyItems:
             ([CronItem("t", EVERY_MINUTE, max_attempts=0)], "'t': max_attempts is 0; it must be from 1"),
             ([CronItem("t", EVERY_MINUTE, priority=40_000)], "'t': priority is 40000; it must be from"),
             ([CronItem("t", EVERY_MINUTE, payload=[1])], r"payload \[1\]; it must be a JSON object"),
-            ([CronItem("t", EVERY_MINUTE, payload={"a": object()})], "'t': The payload cannot be written"),
+            (
+                [CronItem("t", EVERY_MINUTE, payload={"a": object()})],
+                "'t': The argument 'a' cannot be written",
+            ),
         ],
     )
     def test_what_could_not_be_added_is_refused(self, items: Any, message: str) -> None:

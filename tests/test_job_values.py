@@ -6,10 +6,12 @@ import dataclasses
 import enum
 import json
 import math
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
+from functools import partial
 from typing import Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -17,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphile_worker import InvalidJobError, Job, JobKeyMode, JobSpec, JobState
-from graphile_worker.payload import decode_payload, encode_payload
+from graphile_worker.payload import decode_payload, encode_payload, encode_stored
+from graphile_worker.task_options import check_job_options, with_timeout
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 JSON = st.recursive(
@@ -30,6 +33,15 @@ JSON = st.recursive(
 class Parcel:
     to: str
     weight: Decimal
+
+
+class Unknown:
+    pass
+
+
+@dataclasses.dataclass
+class Box:
+    thing: object
 
 
 class Size(enum.Enum):
@@ -164,9 +176,104 @@ def test_whatever_json_postgresql_holds_can_be_read(text: str) -> None:
     assert decode_payload(text) == json.loads(text)
 
 
-def test_json_nested_too_deep_for_python_stays_text() -> None:
-    text = "[" * 200_000 + "]" * 200_000
-    assert decode_payload(text) == text
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[" * 200_000 + "]" * 200_000, "it is nested too deeply for Python"),
+        ("[1e999," + "[" * 1500 + "]" * 1501, "it is nested too deeply for Python"),
+        ('["\\ud800",' + "[" * 1500 + "]" * 1501, "it is nested too deeply for Python"),
+        ("[" + "9" * 5000 + "]", "it holds an integer of more than 4300 digits"),
+        ('["C:\\\\x00\\xe9"]', "it holds the byte 0xe9, which is not UTF-8"),
+        (b"[1", "Expecting ',' delimiter"),
+    ],
+)
+def test_json_that_python_cannot_read_is_a_value_error_that_says_why(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        decode_payload(text)
+
+
+def test_nesting_up_to_what_python_can_follow_is_read_or_refused() -> None:
+    for levels in range(0, 2000, 10):
+        text = "[" * levels + "null" + "]" * levels
+        try:
+            payload = decode_payload(text)
+            assert encode_payload(payload) == text
+        except (ValueError, InvalidJobError):
+            assert levels > 500
+
+
+@pytest.mark.parametrize(
+    ("payload", "says"),
+    [
+        (
+            {"order": {"items": [1, 2, 3, Unknown()]}},
+            "The argument 'order.items[3]' cannot be written as JSON",
+        ),
+        ({"order": {"items": [1, 2, 3, Unknown()]}}, "its type is Unknown. Pass a str, int, float"),
+        ({"a key": [Unknown()]}, """The item "['a key'][0]" of the payload"""),
+        ([1, Unknown()], "The item '[1]' of the payload cannot be written"),
+        (Unknown(), "The payload cannot be written as JSON: its type is Unknown"),
+        ({"box": Box(Unknown())}, "The argument 'box.thing' cannot be written as JSON"),
+        ({"a": {None: 1}}, "The argument 'a' cannot be written as JSON: "),
+        (
+            {"n": [10**5000]},
+            "The argument 'n[0]' cannot be written as JSON: it is an integer of more than 4300",
+        ),
+        ({"a": ["\ud800"]}, "The argument 'a[0]' holds half of a surrogate pair"),
+        ({"a": {"b": [None, math.nan]}}, "The argument 'a.b[1]' holds nan"),
+        ({"a": {"b": ["x", "\0"]}}, "The argument 'a.b[1]' holds a NUL character"),
+    ],
+)
+def test_error_of_an_unstorable_payload_names_the_part(payload: object, says: str) -> None:
+    with pytest.raises(InvalidJobError) as caught:
+        encode_payload(payload)
+    assert says in str(caught.value)
+    assert caught.value.argument == "payload"
+
+
+def test_payload_that_contains_itself_is_refused() -> None:
+    payload: dict[str, object] = {"a": None}
+    payload["b"] = payload
+    for given_payload in (payload, {"first": Unknown(), "then": payload}):
+        with pytest.raises(InvalidJobError, match="cannot be written as JSON"):
+            encode_payload(given_payload)
+
+
+def test_payload_over_the_limit_is_refused_with_its_size() -> None:
+    assert encode_payload("x" * 98, max_size=100)
+    with pytest.raises(
+        InvalidJobError, match=r"has 1,002 bytes of JSON, and max_payload_size is 100\."
+    ) as caught:
+        encode_payload("x" * 1000, max_size=100)
+    assert caught.value.argument == "payload"
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        datetime.max.replace(tzinfo=timezone(timedelta(hours=-12))),
+        datetime.min.replace(tzinfo=timezone(timedelta(hours=12))),
+        datetime.max.replace(tzinfo=ZoneInfo("America/New_York")),
+    ],
+)
+def test_run_at_outside_of_the_range_of_utc_is_refused(moment: datetime) -> None:
+    with pytest.raises(InvalidJobError, match=r"run_at is .*, which has no date in UTC") as caught:
+        JobSpec("task", run_at=moment)
+    assert caught.value.argument == "run_at"
+
+
+@pytest.mark.parametrize("timeout", [0, -1, "5", math.inf, 10**400, True])
+def test_bad_timeout_is_an_invalid_job(timeout: object) -> None:
+    for check in (with_timeout, partial(check_job_options, "add_job")):
+        with pytest.raises(InvalidJobError, match="timeout is ") as caught:
+            check({"timeout": timeout})
+        assert caught.value.argument == "timeout"
+
+
+def test_numbers_beyond_all_floats_stay_numbers_where_stored_values_are_written() -> None:
+    stored = [math.inf, {"a": -math.inf}, None, "null"]
+    assert encode_stored(stored) == b'[1e999,{"a":-1e999},null,"null"]'
+    assert decode_payload(encode_stored(stored)) == stored
 
 
 def test_a_struct_is_written_too() -> None:

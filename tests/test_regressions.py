@@ -471,7 +471,7 @@ async def test_flags_that_are_none_fail_their_job_alone(db: asyncpg.Connection, 
     await db.execute("update graphile_worker._private_jobs set flags = '5'")
     await add(db, "task")
     assert await run_once({"task": nothing}, database) == (1, 1)
-    assert "cannot be read" in (await existing(db, odd["id"]))["last_error"]
+    assert "The flags cannot be decoded" in (await existing(db, odd["id"]))["last_error"]
 
 
 async def test_an_answer_that_cannot_be_read_is_asked_for_again(

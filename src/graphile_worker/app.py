@@ -18,6 +18,7 @@ from graphile_worker.errors import ConfigurationError
 from graphile_worker.loader import check_one_crontab, load_cron_items
 from graphile_worker.middleware.base import check_middleware
 from graphile_worker.options import OnceOptions, RunOptions
+from graphile_worker.payload import MAX_PAYLOAD_SIZE
 from graphile_worker.registry import Registry
 from graphile_worker.runner import run, run_once, wait_until_ended
 from graphile_worker.task_options import (
@@ -65,6 +66,7 @@ class App:
         max_pool_size: How many connections to open at most.
         prepared_statements: Off for a PgBouncer in transaction mode.
         use_local_time: Take "now" from this machine's clock and not from the database's.
+        max_payload_size: How many bytes of JSON a payload may have when a job is added; by default 16 MB.
         on_invalid_payload: What becomes of a job whose payload does not fit: ``"retry"``, as after any
             failure, for a newer deploy may understand it, or ``"fail"``.
         lifespan: Called with the app, makes an async context manager that each worker enters before its first
@@ -108,6 +110,7 @@ class App:
         max_pool_size: int = 10,
         prepared_statements: bool = True,
         use_local_time: bool = False,
+        max_payload_size: int = MAX_PAYLOAD_SIZE,
         on_invalid_payload: OnInvalidPayload = "retry",
         lifespan: Callable[[App], AbstractAsyncContextManager[Any]] | None = None,
         middleware: Iterable[Middleware] | None = None,
@@ -234,8 +237,8 @@ class App:
         """Say where the queue is, in a program that learns it after it has imported the app.
 
         Args:
-            settings: dsn, pool, schema, max_pool_size, prepared_statements, use_local_time, middleware,
-                logger: those of `App`.
+            settings: dsn, pool, schema, max_pool_size, prepared_statements, use_local_time, max_payload_size,
+                middleware, logger: those of `App`.
 
         Raises:
             ConfigurationError: There are connections already.

@@ -17,7 +17,7 @@ import msgspec
 from graphile_worker.conversion import MisfitError, convert, converter, field_names, is_known, why_not_json
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.parameters import read_parameters, type_name
-from graphile_worker.payload import RESERVED_KEYS, decode_payload, encode_payload, without_reserved
+from graphile_worker.payload import RESERVED_KEYS, as_decoded, without_reserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -74,7 +74,7 @@ class Binding:
             MisfitError: An argument is not of its type.
             InvalidJobError: An argument cannot be written as JSON.
         """
-        written = decode_payload(encode_payload(self._write(self.bound(args, kwargs))))
+        written = as_decoded(self._write(self.bound(args, kwargs)))
         return written, self._read(without_reserved(written))
 
     def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:

@@ -23,6 +23,7 @@ from graphile_worker.errors import ConfigurationError, InvalidJobError, JobSkipp
 from graphile_worker.job import Job, JobKeyMode, JobSpec
 from graphile_worker.middleware.adding import around_adding
 from graphile_worker.middleware.base import check_middleware, overriding
+from graphile_worker.payload import MAX_PAYLOAD_SIZE
 from graphile_worker.task_options import with_timeout
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ class WorkerUtils(Administration):
         max_pool_size: How many connections to open at most.
         prepared_statements: Off for a PgBouncer in transaction mode.
         use_local_time: Take "now" from this machine's clock and not from the database's.
+        max_payload_size: How many bytes of JSON a payload may have when a job is added; by default 16 MB.
         middleware: What stands around the adding of jobs: see docs/middleware.md.
         logger: Where to say that a statement is tried again; by default the logger ``graphile_worker``.
 
@@ -160,6 +162,7 @@ class WorkerUtils(Administration):
         max_pool_size: int = 10,
         prepared_statements: bool = True,
         use_local_time: bool = False,
+        max_payload_size: int = MAX_PAYLOAD_SIZE,
         middleware: Iterable[Middleware] | None = None,
         logger: AnyLogger | None = None,
     ) -> None:
@@ -169,7 +172,8 @@ class WorkerUtils(Administration):
         own = Pool(dsn, pool=pool, max_size=max_pool_size, prepared_statements=prepared_statements)
         self.logger: AnyLogger = logger or logging.getLogger("graphile_worker")
         self.middleware = overriding(check_middleware(middleware), "enqueue")
-        super().__init__(Session(target, own, self.logger), use_local_time=use_local_time)
+        session = Session(target, own, self.logger, max_payload_size)
+        super().__init__(session, use_local_time=use_local_time)
 
     @classmethod
     def on_session(
@@ -288,8 +292,8 @@ class WorkerUtils(Administration):
     async def _add_one(self, spec: JobSpec, connection: Connection | None) -> Job:
         if self._use_local_time:
             spec = _by_local_time(spec)
-        schema = self._session.schema
-        return await self._session.call(lambda on: queries.add_job(on, schema, spec), connection)
+        schema, most = self._session.schema, self._session.max_payload_size
+        return await self._session.call(lambda on: queries.add_job(on, schema, spec, most), connection)
 
     async def add_jobs(self, specs: Iterable[JobSpec], *, connection: Connection | None = None) -> list[Job]:
         """Add many jobs in few round trips: all of them or, if one cannot be added, none.
@@ -323,7 +327,8 @@ class WorkerUtils(Administration):
             return _by_local_time(spec) if self._use_local_time else spec
 
         async def add(on: Connection) -> list[Job]:
-            return await bulk.add_jobs(on, schema, map(local, specs))
+            most = self._session.max_payload_size
+            return await bulk.add_jobs(on, schema, map(local, specs), max_payload_size=most)
 
         try:
             if isinstance(specs, Sequence):

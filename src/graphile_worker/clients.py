@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from graphile_worker._runtime.references import refuse_while_importing
 from graphile_worker.client import WorkerUtils
 from graphile_worker.errors import ConfigurationError
+from graphile_worker.payload import MAX_PAYLOAD_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
@@ -21,6 +22,7 @@ DEFAULTS: dict[str, Any] = {
     "max_pool_size": 10,
     "prepared_statements": True,
     "use_local_time": False,
+    "max_payload_size": MAX_PAYLOAD_SIZE,
     "middleware": (),
     "logger": None,
 }

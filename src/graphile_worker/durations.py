@@ -30,12 +30,19 @@ def seconds(name: str, value: object, allowed: str = "0 or more") -> float:
     if (
         not isinstance(number, int | float)
         or isinstance(number, bool)
-        or not math.isfinite(number)
+        or not _is_finite(number)
         or number < 0
         or (number == 0 and allowed == "more than 0")
     ):
         raise ConfigurationError(f"{name} is {value!r}; it must be seconds or a timedelta, {allowed}.")
     return float(number)
+
+
+def _is_finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 def takes_one(function: Callable[..., object]) -> bool:

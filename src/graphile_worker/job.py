@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import MAXYEAR, MINYEAR, UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -189,7 +189,7 @@ def _check_aware(argument: str, value: object, alternative: str = "") -> None:
         raise InvalidJobError(
             f"{argument} is {value!r}; it must be an aware datetime{alternative}.", argument=argument
         )
-    if value.utcoffset() is None:
+    if _offset(argument, value) is None:
         raise InvalidJobError(
             f"{argument} is {value!r}, which has no time zone, so it means another moment on another "
             f"machine. Pass an aware datetime, for example datetime.now(UTC){alternative}.",
@@ -197,13 +197,25 @@ def _check_aware(argument: str, value: object, alternative: str = "") -> None:
         )
 
 
+def _offset(argument: str, value: datetime) -> timedelta | None:
+    offset = None
+    try:
+        offset = value.utcoffset()
+        if offset is not None and not MINYEAR < value.year < MAXYEAR:
+            value.astimezone(UTC)
+    except OverflowError:
+        raise InvalidJobError(
+            f"{argument} is {value}, which has no date in UTC: it must be from the year {MINYEAR} to "
+            f"{MAXYEAR} there.",
+            argument=argument,
+        ) from None
+    return offset
+
+
 def as_utc(argument: str, value: datetime) -> datetime:
     """The same moment in UTC; refuses what has no time zone."""
     _check_aware(argument, value)
-    try:
-        return value.astimezone(UTC)
-    except OverflowError:
-        raise InvalidJobError(f"{argument} is {value}, which is no date in UTC.", argument=argument) from None
+    return value.astimezone(UTC)
 
 
 def check_text(argument: str, value: object, *, most: int, code: str | None = None) -> None:

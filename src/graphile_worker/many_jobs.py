@@ -13,7 +13,7 @@ import msgspec
 from graphile_worker._db import glance, many, queries, transfer
 from graphile_worker._db.failures import translated
 from graphile_worker.errors import DatabaseError
-from graphile_worker.job import read_instant
+from graphile_worker.job import MOST_JOB_KEY, check_integer, check_text, read_instant
 from graphile_worker.outcome import storable
 from graphile_worker.stats import QueueStats, RunningJob
 
@@ -190,8 +190,21 @@ class ManyJobs:
     def pages(
         self, chosen: JobFilter, *, after: int | None = None, size: int = BATCH
     ) -> AsyncGenerator[list[Job]]:
-        """All that are chosen, some at a time, in the order of their ids."""
+        """All that are chosen, some at a time, in the order of their ids.
+
+        Their payloads are not decoded: each is a `msgspec.Raw` with the JSON that is stored.
+        """
         return self._paged(many.read_page, attrgetter("id"), chosen, after, size)
+
+    async def find(self, *, id: int | None = None, key: str | None = None) -> Job | None:
+        """The one with that id or key; its payload is not decoded either."""
+        if id is not None:
+            check_integer("id", id, range(2**63))
+        if key is not None:
+            check_text("key", key, most=MOST_JOB_KEY)
+        filters = {"having_id": id, "having_key": key, "first_jobs": 1}
+        found = await self._session.call(lambda on: many.read_page(on, self._schema, filters))
+        return found[0] if found else None
 
     def ids(
         self, chosen: JobFilter, *, after: int | None = None, size: int = BATCH

@@ -15,6 +15,7 @@ from graphile_worker.emitter import Events
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.liveness import Lease
 from graphile_worker.middleware.base import check_middleware
+from graphile_worker.payload import MAX_PAYLOAD_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -119,6 +120,7 @@ class WorkerOptions:
     prefetch_ttl: float = 300.0
     forbidden_flags: FlagsOption = None
     use_local_time: bool = False
+    max_payload_size: int = MAX_PAYLOAD_SIZE
     interrupted_delay: float = 0.0
     shutdown_grace: float = 5.0
     min_reset_locked_interval: float = 480.0

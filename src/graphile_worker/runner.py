@@ -10,6 +10,7 @@ from graphile_worker._runtime.lifecycle import Drained, Runner
 from graphile_worker.errors import ConfigurationError, ShutdownError
 from graphile_worker.loader import load_cron_items, load_tasks
 from graphile_worker.options import WorkerOptions
+from graphile_worker.payload import MAX_PAYLOAD_SIZE
 
 __all__ = ["Drained", "Runner", "run", "run_once"]
 
@@ -48,6 +49,7 @@ async def run(
     prefetch_ttl: Duration = 300.0,
     forbidden_flags: FlagsOption = None,
     use_local_time: bool = False,
+    max_payload_size: int = MAX_PAYLOAD_SIZE,
     interrupted_delay: Duration = 0.0,
     shutdown_grace: Duration = 5.0,
     min_reset_locked_interval: Duration = 480.0,
@@ -98,6 +100,7 @@ async def run(
         forbidden_flags: Leave jobs with any of these flags alone: a list, or a function that returns one each
             time that jobs are claimed.
         use_local_time: Take "now" from this machine's clock and not from the database's.
+        max_payload_size: How many bytes of JSON a payload may have when a task adds a job; by default 16 MB.
         interrupted_delay: After how long a job that was interrupted at shutdown is available again.
         shutdown_grace: How long running jobs have after a signal or a breaking migration before they are
             interrupted.
@@ -172,6 +175,7 @@ async def run_once(
     prefetch_ttl: Duration = 300.0,
     forbidden_flags: FlagsOption = None,
     use_local_time: bool = False,
+    max_payload_size: int = MAX_PAYLOAD_SIZE,
     interrupted_delay: Duration = 0.0,
     shutdown_grace: Duration = 5.0,
     recovery: bool = True,

@@ -19,7 +19,7 @@ from graphile_worker._db.queries import read_job, split_instant
 from graphile_worker._db.sql import Schema, statements_for
 from graphile_worker.errors import DatabaseError, InvalidJobError
 from graphile_worker.job import Job, JobKeyMode, JobSpec, JobState
-from graphile_worker.payload import decode_payload, encode_payload
+from graphile_worker.payload import decode_or_raw, encode_payload
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _CHUNK = 10_000
+_CHUNK_BYTES = 8_000_000
+"""Of JSON: a statement must not have a GB of parameters, and a few chunks are in memory at once."""
 _TURN = 500
+_TURN_BYTES = 1000
 _DEFAULT_PAYLOAD = "{}"
 _DEFAULT_MAX_ATTEMPTS = 25
 _NO_FLAGS: frozenset[str] = frozenset()
@@ -51,7 +54,12 @@ class _Chunk(NamedTuple):
 
 
 async def add_jobs(
-    connection: Connection, schema: Schema, specs: Iterable[JobSpec], *, read: bool = True
+    connection: Connection,
+    schema: Schema,
+    specs: Iterable[JobSpec],
+    *,
+    read: bool = True,
+    max_payload_size: int | None = None,
 ) -> list[Job]:
     """Add all or, if one cannot be added, none.
 
@@ -60,7 +68,7 @@ async def add_jobs(
     statements = statements_for(schema, "jobs.sql")
     async with connection.transaction():
         [(now, keeps_order)] = await connection.fetch(statements["prepare_bulk"], schema.quoted)
-        async with aclosing(_chunks(specs)) as chunks:
+        async with aclosing(_chunks(specs, max_payload_size)) as chunks:
             if keeps_order:
                 statement = statements["add_jobs" if read else "add_unread_jobs"]
                 return await _add_in_order(connection, statement, chunks, now, read=read)
@@ -108,26 +116,34 @@ async def _in_turns(items: Iterable[T]) -> AsyncIterator[list[T]]:
         await asyncio.sleep(0)
 
 
-async def _chunks(specs: Iterable[JobSpec]) -> AsyncGenerator[_Chunk]:
+async def _chunks(specs: Iterable[JobSpec], max_payload_size: int | None) -> AsyncGenerator[_Chunk]:
     """Runs of specs that one call can add: keyed ones must agree on what happens to run_at."""
     keys: set[str] = set()
     chunk: list[JobSpec] = []
     payloads: list[str] = []
     preserve: bool | None = None
-    async for some in _in_turns(_reading(specs)):
-        for spec in some:
-            if spec.job_key is not None:
-                _check_key(spec, keys)
-                wish = spec.job_key_mode == JobKeyMode.PRESERVE_RUN_AT
-                if preserve is not None and wish != preserve:
-                    yield _Chunk(chunk, payloads, preserve)
-                    chunk, payloads = [], []
-                preserve = wish
-            chunk.append(spec)
-            payloads.append(_DEFAULT_PAYLOAD if spec.payload is None else encode_payload(spec.payload))
-            if len(chunk) == _CHUNK:
-                yield _Chunk(chunk, payloads, bool(preserve))
-                chunk, payloads, preserve = [], [], None
+    size = turn = 0
+    for spec in _reading(specs):
+        if spec.job_key is not None:
+            _check_key(spec, keys)
+            wish = spec.job_key_mode == JobKeyMode.PRESERVE_RUN_AT
+            if preserve is not None and wish != preserve:
+                yield _Chunk(chunk, payloads, preserve)
+                chunk, payloads, size = [], [], 0
+            preserve = wish
+        payload = _DEFAULT_PAYLOAD
+        if spec.payload is not None:
+            payload = encode_payload(spec.payload, max_size=max_payload_size)
+        chunk.append(spec)
+        payloads.append(payload)
+        size += len(payload)
+        turn += 1 + len(payload) // _TURN_BYTES
+        if len(chunk) == _CHUNK or size >= _CHUNK_BYTES:
+            yield _Chunk(chunk, payloads, bool(preserve))
+            chunk, payloads, preserve, size = [], [], None, 0
+        if turn >= _TURN:
+            turn = 0
+            await asyncio.sleep(0)  # others on the event loop have their turn
     if chunk:
         yield _Chunk(chunk, payloads, bool(preserve))
 
@@ -188,7 +204,7 @@ def _job(spec: JobSpec, payload: str, row: asyncpg.Record, now: datetime) -> Job
         id=job_id,
         task_identifier=spec.identifier,
         queue_name=spec.queue_name,
-        payload=decode_payload(payload if merged_payload is None else merged_payload),
+        payload=decode_or_raw(payload if merged_payload is None else merged_payload),
         priority=spec.priority or 0,
         run_at=run_at,
         attempts=0,

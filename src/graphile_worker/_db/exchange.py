@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from asyncpg.pool import PoolConnectionProxy
 
+from graphile_worker._db.any_bytes import fetch as fetch_any_bytes
+from graphile_worker._db.any_bytes import keeps_any_bytes
 from graphile_worker._db.changes import as_changes
 from graphile_worker._db.connect import knows_all_characters, read_committed
 from graphile_worker._db.sql import Schema, statements_for
@@ -161,7 +163,10 @@ class Locked(NamedTuple):
 
 async def prepare(connection: Connection, schema: Schema) -> Fetch:
     """The exchange, prepared on that connection."""
-    statement = await connection.prepare(statements_for(schema, "exchange.sql")["exchange"])
+    text = statements_for(schema, "exchange.sql")["exchange"]
+    if keeps_any_bytes(connection):
+        return partial(fetch_any_bytes, connection, text, timeout=_patience(connection))
+    statement = await connection.prepare(text)
     return partial(statement.fetch, timeout=_patience(connection))
 
 
@@ -184,7 +189,7 @@ async def exchange(
     """Record results, and claim jobs; with what `prepare` returned it is faster."""
     if fetch is None:
         statement = statements_for(schema, "exchange.sql")["exchange"]
-        fetch = partial(connection.fetch, statement, timeout=_patience(connection))
+        fetch = partial(fetch_any_bytes, connection, statement, timeout=_patience(connection))
     queued = any(result.queue for result in results)
     rows = await fetch(
         worker_id,
@@ -245,14 +250,15 @@ def _read_held(
         _, job_id, task_id, queue_id, _, payload, priority, run_at, attempts, max_attempts, last_error,
         created_at, updated_at, key, revision, flags, *_,
     ) = row  # fmt: skip
-    unreadable, known_flags = None, _NO_FLAGS
+    unreadable, known_flags, what = None, _NO_FLAGS, "payload"
     try:
         payload = decode_payload(payload)
         if flags:
+            what = "flags"
             known_flags = frozenset(decode_payload(flags))
-    except (ValueError, TypeError) as error:  # it must fail this job alone
+    except Exception as error:  # noqa: BLE001 - whatever it is, it must fail this job alone
         # A new one: that one's traceback leads to all other jobs of the reply, and would keep them.
-        payload, unreadable = None, ValueError(str(error))
+        payload, unreadable = None, ValueError(f"The {what} cannot be decoded: {error!s}")
     created_at = created_at or run_at
     queue = None if queue_id is None else queues[queue_id]
     job = Job(
@@ -320,7 +326,7 @@ async def read_locked(
     async with read_committed(connection):
         await connection.execute(statements["await_exchanges"], worker_id)
         ours = await connection.fetch(statements["read_locked_queues"], worker_id)
-        rows = await connection.fetch(statements["read_locked_jobs"], worker_id)
+        rows = await fetch_any_bytes(connection, statements["read_locked_jobs"], worker_id)
         taken = await connection.fetch(statements["read_taken_jobs"], worker_id)
     queues = {row["id"]: row["locked_at"] for row in ours}
     locks = {

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
+from graphile_worker._db.any_bytes import fetch
 from graphile_worker._db.sql import Schema, statements_for
 from graphile_worker.stats import FailedJob, Writes
 
@@ -25,5 +26,5 @@ async def count_writes(connection: Connection, schema: Schema) -> Writes:
 
 async def list_failures(connection: Connection, schema: Schema, limit: int) -> list[FailedJob]:
     """Jobs whose last attempt failed, the last ones first."""
-    rows = await connection.fetch(statements_for(schema, _FILE)["list_failures"], limit)
+    rows = await fetch(connection, statements_for(schema, _FILE)["list_failures"], limit)
     return [FailedJob(**dict(row)) for row in rows]

@@ -9,6 +9,7 @@ from graphile_worker._db import cancellations, queries
 from graphile_worker._db.connect import read_committed
 from graphile_worker._db.queries import composed
 from graphile_worker._db.sql import Schema, statements_for
+from graphile_worker.payload import as_one_line
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -80,9 +81,10 @@ async def cancel_batch(
 
 
 async def read_page(connection: Connection, schema: Schema, filters: Mapping[str, object]) -> list[Job]:
-    """Whole jobs; one of the filters says how many."""
+    """Whole jobs, with their payloads as they are stored; one of the filters says how many."""
     async with in_order(connection, schema, filters):
-        return [queries.read_job(row) for row in await queries.fetch_jobs(connection, schema, **filters)]
+        rows = await queries.fetch_jobs(connection, schema, **filters)
+    return [queries.read_job(row, read_payload=as_one_line) for row in rows]
 
 
 async def read_ids(connection: Connection, schema: Schema, filters: Mapping[str, object]) -> list[int]:

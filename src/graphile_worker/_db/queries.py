@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from graphile_worker._db.any_bytes import fetch
 from graphile_worker._db.sql import Schema, statements_for
 from graphile_worker.job import Job, JobSpec, JobState
-from graphile_worker.payload import decode_payload, encode_payload
+from graphile_worker.payload import as_one_line, decode_or_raw, encode_payload
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import asyncpg
 
@@ -20,10 +23,17 @@ _NO_FLAGS: frozenset[str] = frozenset()
 _STATES = {state.value: state for state in JobState}
 
 
-def read_job(row: asyncpg.Record, task_identifier: str | None = None, queue_name: str | None = None) -> Job:
+def read_job(
+    row: asyncpg.Record,
+    task_identifier: str | None = None,
+    queue_name: str | None = None,
+    *,
+    read_payload: Callable[[str], Any] = decode_or_raw,
+) -> Job:
     """A row with the columns of `job_columns`, and with `job_names` unless they are given.
 
-    If both are there, those given stand in for names that the row does not know.
+    If both are there, those given stand in for names that the row does not know. Never fails because of what
+    is stored: a payload that Python cannot read is a `msgspec.Raw`.
     """
     if "task_identifier" in row:
         task_identifier = row["task_identifier"] or task_identifier
@@ -33,7 +43,7 @@ def read_job(row: asyncpg.Record, task_identifier: str | None = None, queue_name
         id=row["id"],
         task_identifier=task_identifier or "",
         queue_name=None if row["job_queue_id"] is None else queue_name,
-        payload=decode_payload(row["payload"]),
+        payload=read_payload(row["payload"]),
         priority=row["priority"],
         run_at=row["run_at"],
         attempts=row["attempts"],
@@ -45,7 +55,7 @@ def read_job(row: asyncpg.Record, task_identifier: str | None = None, queue_name
         locked_at=row["locked_at"],
         locked_by=row["locked_by"],
         revision=row["revision"],
-        flags=frozenset(decode_payload(flags)) if flags else _NO_FLAGS,
+        flags=_read_flags(flags) if flags else _NO_FLAGS,
         is_available=row["is_available"],
         task_id=row["task_id"],
         job_queue_id=row["job_queue_id"],
@@ -53,12 +63,21 @@ def read_job(row: asyncpg.Record, task_identifier: str | None = None, queue_name
     )
 
 
-async def add_job(connection: Connection, schema: Schema, spec: JobSpec) -> Job:
+def _read_flags(text: str) -> frozenset[str]:
+    flags = decode_or_raw(text)
+    if isinstance(flags, msgspec.Raw):
+        flags = decode_or_raw(bytes(as_one_line(text)).decode())
+    return frozenset(flags) if isinstance(flags, dict) else _NO_FLAGS
+
+
+async def add_job(
+    connection: Connection, schema: Schema, spec: JobSpec, max_payload_size: int | None = None
+) -> Job:
     """Add one job."""
     statement = statements_for(schema, "jobs.sql")["add_job"]
     arguments = (
         spec.identifier,
-        None if spec.payload is None else encode_payload(spec.payload),
+        None if spec.payload is None else encode_payload(spec.payload, max_size=max_payload_size),
         spec.queue_name,
         *split_instant(spec.run_at),
         spec.max_attempts,
@@ -89,7 +108,7 @@ async def list_jobs(connection: Connection, schema: Schema, *, limit: int, **fil
 async def fetch_jobs(connection: Connection, schema: Schema, **filters: object) -> list[asyncpg.Record]:
     """Those for which all filters hold, as rows; the filters stand in the order of the statement's parts."""
     statement, values = composed(schema, statements_for(schema, "jobs.sql")["select_jobs"], filters)
-    return await connection.fetch(statement, *values)
+    return await fetch(connection, statement, *values)
 
 
 def composed(schema: Schema, beginning: str, filters: Mapping[str, object]) -> tuple[str, list[object]]:
@@ -110,7 +129,7 @@ def composed(schema: Schema, beginning: str, filters: Mapping[str, object]) -> t
 async def change_jobs(connection: Connection, schema: Schema, name: str, *arguments: object) -> list[Job]:
     """Call one of the functions that return the jobs they changed."""
     statement = statements_for(schema, "jobs.sql")[name]
-    return [read_job(row) for row in await connection.fetch(statement, *arguments)]
+    return [read_job(row) for row in await fetch(connection, statement, *arguments)]
 
 
 async def force_unlock_workers(connection: Connection, schema: Schema, worker_ids: Sequence[str]) -> None:
@@ -120,7 +139,7 @@ async def force_unlock_workers(connection: Connection, schema: Schema, worker_id
 
 async def count_jobs(connection: Connection, schema: Schema) -> list[asyncpg.Record]:
     """Jobs by task and state."""
-    return await connection.fetch(statements_for(schema, "jobs.sql")["count_jobs"])
+    return await fetch(connection, statements_for(schema, "jobs.sql")["count_jobs"])
 
 
 async def read_now(connection: Connection, schema: Schema) -> datetime:
@@ -139,12 +158,12 @@ async def count_queues(
 ) -> list[asyncpg.Record]:
     """Queues and their jobs."""
     statement = statements_for(schema, "jobs.sql")["count_queues"]
-    return await connection.fetch(statement, names, only_locked, limit)
+    return await fetch(connection, statement, names, only_locked, limit)
 
 
 async def list_running(connection: Connection, schema: Schema) -> list[asyncpg.Record]:
     """Locked jobs, without their payloads."""
-    return await connection.fetch(statements_for(schema, "jobs.sql")["list_running"])
+    return await fetch(connection, statements_for(schema, "jobs.sql")["list_running"])
 
 
 def containing(text: str) -> str:

@@ -9,7 +9,8 @@ from graphile_worker._db.callers import as_ours
 from graphile_worker._db.failures import translated
 from graphile_worker._db.migrate import check_adoptable
 from graphile_worker._db.retryable import retrying
-from graphile_worker.errors import DatabaseError, SchemaError, SchemaMissingError
+from graphile_worker.errors import ConfigurationError, DatabaseError, SchemaError, SchemaMissingError
+from graphile_worker.payload import MAX_PAYLOAD_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,12 +24,27 @@ _ATTEMPTS = 10
 
 
 class Session:
-    """Runs operations on connections of a pool, or on one that the caller brings."""
+    """Runs operations on connections of a pool, or on one that the caller brings.
 
-    def __init__(self, schema: Schema, pool: Pool, logger: AnyLogger) -> None:
+    Args:
+        schema: The schema.
+        pool: The connections.
+        logger: Where to say that an operation is repeated.
+        max_payload_size: How many bytes of JSON a payload may have when it is added.
+    """
+
+    def __init__(
+        self, schema: Schema, pool: Pool, logger: AnyLogger, max_payload_size: int = MAX_PAYLOAD_SIZE
+    ) -> None:
+        if isinstance(max_payload_size, bool) or max_payload_size not in range(1, 2**30):
+            raise ConfigurationError(
+                f"max_payload_size is {max_payload_size!r}; it must be a number of bytes from 1 to "
+                f"{2**30 - 1:,}: PostgreSQL stores no more in one value."
+            )
         self.schema = schema
         self.pool = pool
         self.logger = logger
+        self.max_payload_size = max_payload_size
 
     async def call(
         self,

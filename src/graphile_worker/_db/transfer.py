@@ -6,12 +6,13 @@ A line has all of a job but its lock. Payloads are not read on the way, so that 
 from __future__ import annotations
 
 import json
-from itertools import islice
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 import asyncpg
 import msgspec
 
+from graphile_worker._db.any_bytes import fetch
 from graphile_worker._db.failures import sentence
 from graphile_worker._db.many import in_order
 from graphile_worker._db.queries import composed
@@ -25,7 +26,7 @@ from graphile_worker.job import (
     check_integer,
     check_text,
 )
-from graphile_worker.payload import encode_stored
+from graphile_worker.payload import encode_stored, stored_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -34,7 +35,11 @@ if TYPE_CHECKING:
 
 _FILE = "transfer.sql"
 _BATCH = 1000
-_RAW_LINE_BREAKS = str.maketrans("\n\r", "  ")
+_BATCH_BYTES = 16_000_000
+_MARK = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},]', re.DOTALL)
+_MEMBER = re.compile(r'\s*("[^"\\]*(?:\\.[^"\\]*)*")\s*:\s*(.*)', re.DOTALL)
+_OPENING = frozenset("[{")
+_CLOSING = frozenset("]}")
 
 
 class Line(msgspec.Struct, kw_only=True):
@@ -65,7 +70,6 @@ class Imported(NamedTuple):
 
 
 _decode = msgspec.json.Decoder(Line).decode
-_scan = json.JSONDecoder()
 
 
 async def export_page(
@@ -74,16 +78,13 @@ async def export_page(
     """The first jobs for which the filters hold: their ids, and their lines."""
     statement, values = composed(schema, statements_for(schema, _FILE)["export_jobs"], filters)
     async with in_order(connection, schema, filters):
-        rows = await connection.fetch(statement, *values)
+        rows = await fetch(connection, statement, *values)
     return [(row["id"], _line(row)) for row in rows]
 
 
 def _line(row: asyncpg.Record) -> bytes:
-    # Between the parts of a JSON text a line break is as good as a space, and inside a string there is none.
     raw = {
-        name: msgspec.Raw(row[name].translate(_RAW_LINE_BREAKS).encode(errors="surrogatepass"))
-        for name in ("payload", "flags")
-        if row[name] is not None
+        name: msgspec.Raw(stored_bytes(row[name])) for name in ("payload", "flags") if row[name] is not None
     }
     return encode_stored({**dict(row), **raw})
 
@@ -93,21 +94,33 @@ async def import_lines(
 ) -> AsyncIterator[Imported]:
     """Put the jobs in, in one transaction; yields how far it came."""
     jobs = 0
-    numbered = _numbered(lines)
+    batches = _batches(lines)
     async with connection.transaction():
-        batch = list(islice(numbered, _BATCH))
+        batch = next(batches, None)
         while batch:
             read = [(number, _read(number, line, new_ids=new_ids)) for number, line in batch]
             await _insert(connection, schema, read, new_ids=new_ids)
             jobs += len(batch)
-            batch = list(islice(numbered, _BATCH))
+            batch = next(batches, None)
             yield Imported(jobs, is_all=not batch)
         if jobs:
             await connection.execute(statements_for(schema, _FILE)["tell_of_jobs"], jobs)
 
 
-def _numbered(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    return ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+def _batches(lines: Iterable[bytes]) -> Iterator[list[tuple[int, bytes]]]:
+    """Lines and their numbers, as many as one statement can take: it must not have a GB of parameters."""
+    batch: list[tuple[int, bytes]] = []
+    size = 0
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        if batch and (len(batch) == _BATCH or size + len(line) > _BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append((number, line))
+        size += len(line)
+    if batch:
+        yield batch
 
 
 def _parse(line: bytes) -> Line:
@@ -116,35 +129,56 @@ def _parse(line: bytes) -> Line:
     except msgspec.ValidationError:
         raise
     except msgspec.DecodeError:
-        # Halves of surrogate pairs: legal in PostgreSQL's json, and Node makes them. Read by the standard
-        # library, key by key, to have the payload as it is here too.
+        # Halves of surrogate pairs: legal in PostgreSQL's json, and Node makes them.
         if b"\\u" not in line:
             raise
-        return _parse_slowly(line.decode().strip())
+    except RecursionError:
+        pass  # PostgreSQL's json may be nested more deeply than Python can follow
+    members = _members(line.decode().strip())
+    payload = members.pop("payload", "{}")
+    fields = {name: _read_member(name, value) for name, value in members.items()}
+    return msgspec.structs.replace(msgspec.convert(fields, Line), payload=msgspec.Raw(payload.encode()))
 
 
-def _parse_slowly(text: str) -> Line:
-    fields = json.loads(text)
-    if not isinstance(fields, dict) or "payload" not in fields:
-        return msgspec.convert(fields, Line)
-    del fields["payload"]
-    name, place = "", 1
-    while name != "payload":
-        name, place = _scan.raw_decode(text, _next(text, place))
-        begin = _next(text, place)
-        _, place = _scan.raw_decode(text, begin)
-    return msgspec.structs.replace(
-        msgspec.convert(fields, Line), payload=msgspec.Raw(text[begin:place].encode())
-    )
+def _read_member(name: str, text: str) -> object:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{name} is not JSON ({error.msg})") from None
+    except RecursionError:
+        raise ValueError(f"{name} is nested too deeply for Python") from None
 
 
-def _next(text: str, place: int) -> int:
-    """Where the next name or value begins."""
-    return len(text) - len(text[place:].lstrip(" \t\r\n:,"))
+def _members(text: str) -> dict[str, str]:
+    """What a JSON object has, by name and as it is written, however deeply it is nested.
+
+    Only the marks around the members are looked at: whether a value is JSON, PostgreSQL says.
+
+    >>> _members('{"id": 7, "payload": {"list": [1e999, "}"]}}')
+    {'id': '7', 'payload': '{"list": [1e999, "}"]}'}
+    """
+    members: dict[str, str] = {}
+    depth = begin = end = 0
+    for found in _MARK.finditer(text):
+        mark = found[0]
+        if mark in _OPENING:
+            depth += 1
+        elif mark in _CLOSING:
+            depth -= 1
+        if depth == 1 and mark in _OPENING:
+            begin = found.end()
+        elif (depth == 1 and mark == ",") or (depth == 0 and mark in _CLOSING):
+            if member := _MEMBER.fullmatch(text, begin, found.start()):
+                members[json.loads(member[1])] = member[2].rstrip()
+            begin = end = found.end()
+    if depth or end != len(text) or not text.startswith("{"):
+        raise ValueError("it is not a JSON object")
+    return members
 
 
 def _read(number: int, line: bytes, *, new_ids: bool) -> Line:
     try:
+        line.decode()  # it may come from a database that takes any bytes
         job = _parse(line)
         check_text("task_identifier", job.task_identifier, most=MOST_IDENTIFIER)
         if job.queue_name is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import socket
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphile_worker._db import queries
+from graphile_worker._db.any_bytes import fetch
 from graphile_worker._db.cancellations import settle
 from graphile_worker._db.connect import knows_all_characters, read_committed
 from graphile_worker._db.sql import Schema, statements_for
@@ -180,9 +181,9 @@ async def read_held(
 ) -> tuple[list[Job], list[HeldQueue]]:
     """Jobs and queues that these hold."""
     statement = statements_for(schema, _FILE)["read_held_queues"]
-    queues = [HeldQueue(*row) for row in await connection.fetch(statement, worker_ids)]
+    queues = [HeldQueue(*row) for row in await fetch(connection, statement, worker_ids)]
     rows = await queries.fetch_jobs(connection, schema, having_locked_by_any=worker_ids)
-    return [_read_any_job(row) for row in rows], queues
+    return [queries.read_job(row) for row in rows], queues
 
 
 async def free(
@@ -234,15 +235,6 @@ def _in_ascii(value: object) -> object:
             }
         case _:
             return value
-
-
-def _read_any_job(row: asyncpg.Record) -> Job:
-    """Also one whose payload nobody can read: it must not keep the others from being freed."""
-    try:
-        return queries.read_job(row)
-    except (ValueError, TypeError, RecursionError):
-        readable = {**dict(row), "payload": "null", "flags": None}
-        return queries.read_job(cast("asyncpg.Record", readable))
 
 
 def _read_worker(row: asyncpg.Record) -> WorkerInfo:

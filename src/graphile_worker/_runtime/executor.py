@@ -96,7 +96,7 @@ class Executor:
             if handler is None:
                 raise TaskError(f"This worker has no task {job.task_identifier!r}.")  # noqa: TRY301
             if held.unreadable is not None:
-                raise TaskError(f"The payload cannot be read: {held.unreadable}.") from held.unreadable  # noqa: TRY301
+                raise TaskError(f"{held.unreadable}.") from held.unreadable  # noqa: TRY301
             deadline = self._deadline(handler, job) if handler.may_time_out or job.flags else None
             await self._perform(handler, job, deadline)
         except asyncio.CancelledError as error:

@@ -183,7 +183,7 @@ def _count(message: str) -> int | None:
     """How many jobs a notification tells of, if it does."""
     try:
         count = json.loads(message)["count"]
-    except (ValueError, TypeError, KeyError):
+    except Exception:  # noqa: BLE001 - anyone may notify, with any text
         return None
     return count if isinstance(count, int) else None
 

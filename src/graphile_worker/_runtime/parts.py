@@ -296,4 +296,4 @@ def _open_session(options: WorkerOptions, logger: ScopedLogger) -> Session:
         prepared_statements=options.prepared_statements,
         dedicated=options.own_connections,
     )
-    return Session(find_schema(options.schema), pool, logger)
+    return Session(find_schema(options.schema), pool, logger, options.max_payload_size)

@@ -22,7 +22,7 @@ from graphile_worker.context import Stopping, refuse_to_block
 from graphile_worker.durations import seconds
 from graphile_worker.errors import TaskError
 from graphile_worker.logs import ScopedLogger
-from graphile_worker.payload import decode_payload, encode_payload
+from graphile_worker.payload import as_decoded
 from graphile_worker.specs import Specs
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ class _Here(pickle.Unpickler):
 
 def _plain(payload: Any) -> Any:
     """As JSON's own values, which the worker knows too."""
-    return None if payload is None else decode_payload(encode_payload(payload))
+    return None if payload is None else as_decoded(payload)
 
 
 def _plain_spec(spec: JobSpec) -> JobSpec:

@@ -141,4 +141,4 @@ def _read_payload(given: str | None) -> Any:
         raise click.ClickException(f"{given[1:]} cannot be read: {error.strerror or error}.") from None
     except ValueError as error:
         hint = """ Quote it for the shell, as in '{"name": "Ann"}'.""" if where == "PAYLOAD" else ""
-        raise click.UsageError(f"{where} is not JSON: {error}.{hint}") from None
+        raise click.UsageError(f"{where} is not JSON that can be read: {error}.{hint}") from None

@@ -145,8 +145,13 @@ async def queue_of(settings: Mapping[str, Value], *, reads: bool = True) -> Asyn
     from graphile_worker.client import WorkerUtils  # noqa: PLC0415
 
     dsn, schema = settings["connection"].value, settings["schema"].value
-    prepared = settings["prepared_statements"].value
-    async with WorkerUtils(dsn, schema=schema, max_pool_size=2, prepared_statements=prepared) as utils:
+    async with WorkerUtils(
+        dsn,
+        schema=schema,
+        max_pool_size=2,
+        prepared_statements=settings["prepared_statements"].value,
+        max_payload_size=settings["max_payload_size"].value,
+    ) as utils:
         if reads:
             await utils.many.insist_on_sight()
         yield utils

@@ -23,6 +23,7 @@ from graphile_worker.cli.printing import (
     tell,
 )
 from graphile_worker.cli.selection import filter_flags, read_ids, taken_filter
+from graphile_worker.payload import decode_payload
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -198,7 +199,7 @@ async def _show(settings: Mapping[str, Value], ids: list[int], key: str | None, 
     async with queue_of(settings) as utils:
         with printed_rows([], job_as_object, as_json=as_json) as rows:
             for name in [key] if key is not None else ids:
-                job = await (utils.get_job(key=key) if isinstance(name, str) else utils.get_job(id=name))
+                job = await (utils.many.find(key=name) if isinstance(name, str) else utils.many.find(id=name))
                 if job is None:
                     missing.append(name)
                 elif as_json:
@@ -217,10 +218,12 @@ async def _show(settings: Mapping[str, Value], ids: list[int], key: str | None, 
 
 def _print_job(job: Job) -> None:
     fields = job_as_object(job)
+    stored = as_json_text(job.payload)
     try:
-        fields["payload"] = json.dumps(job.payload, indent=2, ensure_ascii=False)
-    except RecursionError:
-        fields["payload"] = as_json_text(job.payload)
+        payload = decode_payload(stored)
+        fields["payload"] = json.dumps(payload, indent=2, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError):  # a number beyond all floats, or one that Python cannot read
+        fields["payload"] = stored
     fields["flags"] = ", ".join(sorted(job.flags))
     # What is short first, and what may take many lines last.
     last = ("payload", "last_error")

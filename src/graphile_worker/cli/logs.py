@@ -7,9 +7,13 @@ import logging
 import os
 import re
 import sys
+from copy import copy
 from datetime import UTC, datetime
+from typing import Any
 
 import click
+
+from graphile_worker.cli.printing import clean_lines
 
 _COLOURS = {
     logging.DEBUG: "white",
@@ -28,7 +32,7 @@ def report(error: Exception) -> None:
     if any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers):
         logging.getLogger("graphile_worker").critical("%s", error)
     else:
-        click.echo(f"Error: {error}", err=True)
+        click.echo(clean_lines(f"Error: {error}"), err=True)
 
 
 def configure(level: str, form: str, *, one_of_several: bool = False) -> None:
@@ -75,11 +79,23 @@ class TextFormatter(logging.Formatter):
         """The record as a line; what a task says begins with its job, which our own lines name themselves."""
         job_id, task = getattr(record, "job_id", None), getattr(record, "task_identifier", None)
         is_named = job_id is None or f"ob {job_id} " in record.getMessage()
-        record.of_job = "" if is_named else f"[{task} {job_id}] "
-        record.shown_extras = "".join(
-            f" {name}={_as_text(value)}" for name, value in _extras_of(record).items()
+        record.of_job = "" if is_named else clean_lines(f"[{task} {job_id}] ")
+        record.shown_extras = clean_lines(
+            "".join(f" {name}={_as_text(value)}" for name, value in _extras_of(record).items())
         )
+        if record.exc_text:  # made in another process, or by another formatter
+            record = copy(record)
+            record.exc_text = clean_lines(record.exc_text)
         return super().format(record)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - that is its name
+        """The line, without what a terminal might take for a command: texts of jobs may be in it."""
+        record.message = clean_lines(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - that is its name
+        """The traceback, likewise."""
+        return clean_lines(super().formatException(ei))
 
 
 class PrettyFormatter(TextFormatter):
@@ -99,6 +115,7 @@ class PrettyFormatter(TextFormatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - that is its name
         """The line, by how bad it is."""
+        record.message = clean_lines(record.message)
         level = max((one for one in self._styles if one <= record.levelno), default=logging.DEBUG)
         return self._styles[level].format(record)
 

@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 # What a terminal might take for a command; texts of jobs are anybody's.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+# The second line is what changes the direction of the text around it, and so what people read.
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029"
+    r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
 _BREAKS = {ord("\t"): "\\t", ord("\n"): "\\n"}
 _GAP = 2
 STATES = {"ready": "green", "scheduled": "cyan", "running": "yellow", "failed": "red"}

@@ -48,6 +48,7 @@ _OF_CONNECTION = {
     "schema": "schema",
     "max_pool_size": "max_pool_size",
     "prepared_statements": "prepared_statements",
+    "max_payload_size": "max_payload_size",
 }
 logger = logging.getLogger("graphile_worker")
 

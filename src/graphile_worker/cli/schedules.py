@@ -14,6 +14,7 @@ import click
 
 from graphile_worker.app import App
 from graphile_worker.cli import logs
+from graphile_worker.cli.printing import clean
 from graphile_worker.cli.run_worker import crontab_of, load
 from graphile_worker.client import WorkerUtils
 from graphile_worker.cron import CronItem, parse_cron_items
@@ -59,7 +60,7 @@ def print_schedules(settings: Mapping[str, Value], tasks_of: str | None, *, as_j
     if not items:
         click.echo(f"There are no recurring tasks: no file {settings['crontab'].value!r}, and no @app.cron.")
     for identifier in others:
-        click.echo(f"{identifier}: known to the database, but not to this crontab")
+        click.echo(f"{clean(identifier)}: known to the database, but not to this crontab")
 
 
 async def _known(settings: Mapping[str, Value], app: App | None) -> dict[str, KnownCrontab]:

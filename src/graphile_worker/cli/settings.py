@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.liveness import parse_address
+from graphile_worker.payload import MAX_PAYLOAD_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -41,6 +42,9 @@ _OTHER_NAMES = {
 _ON = ("true", "1", "on", "yes")
 _OFF = ("false", "0", "off", "no")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SIZES = {"B": 1, "KB": 1000, "MB": 1_000_000}
+_SIZE = re.compile(r"(\d{1,12})\s*(B|KB|MB)?")
+_LARGEST = 2**30 - 1
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
 
 
@@ -87,6 +91,20 @@ def interval(value: object) -> float:
     if found <= 0:
         raise ValueError("more than 0")
     return found
+
+
+def size(value: object) -> int:
+    """Bytes, from a number with or without a unit.
+
+    >>> size("16MB"), size(500)
+    (16000000, 500)
+    """
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    match = _SIZE.fullmatch(str(value).strip()) if is_number or isinstance(value, str) else None
+    number = int(match[1]) * _SIZES[match[2] or "B"] if match else 0
+    if not 0 < number <= _LARGEST:
+        raise ValueError("a number of bytes, or one with a unit: 500KB or 16MB")
+    return number
 
 
 def address(value: object) -> str:
@@ -186,6 +204,10 @@ SETTINGS = (
     Setting(
         name="max_pool_size", flags=("-m", "--max-pool-size"), read=count(1), default=10, metavar="N",
         help="How many connections tasks may use.",
+    ),
+    Setting(
+        name="max_payload_size", flags=(), read=size, default=MAX_PAYLOAD_SIZE, metavar="SIZE",
+        help="Largest payload of a job that is added [16MB].",
     ),
     Setting(
         name="poll_interval", flags=("--poll-interval",), read=interval, default=2.0, metavar="TIME",

@@ -18,7 +18,7 @@ from graphile_worker.cron.schedule import as_minute, fires, occurrences, zone_of
 from graphile_worker.durations import LONGEST, Duration, takes_one
 from graphile_worker.errors import ConfigurationError, InvalidJobError
 from graphile_worker.job import MOST_JOB_KEY, JobKeyMode, JobSpec
-from graphile_worker.payload import decode_payload, encode_payload
+from graphile_worker.payload import as_decoded
 
 Predicate: TypeAlias = Callable[[datetime], object]
 Overlap: TypeAlias = Literal["allow", "skip"]
@@ -243,7 +243,7 @@ class CronItem:
 
     @cached_property
     def _stored_payload(self) -> Mapping[str, Any]:
-        payload = {} if self.payload is None else decode_payload(encode_payload(self.payload))
+        payload = {} if self.payload is None else as_decoded(self.payload)
         if not isinstance(payload, dict):
             raise ConfigurationError(f"{self} has the payload {self.payload!r}; it must be a JSON object.")
         return payload

@@ -12,7 +12,7 @@ from graphile_worker.binding import ByKeys
 from graphile_worker.client import WorkerUtils
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.job import Job, JobSpec, JobState
-from graphile_worker.payload import decode_payload, encode_payload
+from graphile_worker.payload import as_decoded
 from graphile_worker.task_options import with_timeout
 from graphile_worker.tasks import Enqueuer
 from graphile_worker.testing.places import Place
@@ -196,7 +196,7 @@ def _check_names(task: Task[Any, Any, Any], arguments: Iterable[str]) -> None:
 
 
 def _as_stored(value: Any) -> Any:
-    return None if value is None else decode_payload(encode_payload(value))
+    return None if value is None else as_decoded(value)
 
 
 def _name(task: What) -> str:

@@ -15,6 +15,7 @@ from graphile_worker._db.session import Session
 from graphile_worker._runtime.clock import Clock as RealClock
 from graphile_worker.client import WorkerUtils, find_schema
 from graphile_worker.errors import ConfigurationError
+from graphile_worker.payload import MAX_PAYLOAD_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -34,6 +35,8 @@ None if nobody knows: threads of a pool do not inherit it.
 """
 
 
+_KEPT = ("schema", "use_local_time", "max_payload_size", "middleware")
+"""Settings of an app that hold on another database too."""
 _CLOCKS: WeakKeyDictionary[App, Clock | None] = WeakKeyDictionary()
 """Those by which apps go now: whoever sends one elsewhere does not change the time."""
 
@@ -60,11 +63,12 @@ class Place(WorkerUtils):
         clock: Clock | None = None,
         *,
         use_local_time: bool = False,
+        max_payload_size: int = MAX_PAYLOAD_SIZE,
         middleware: Iterable[Middleware] = (),
     ) -> Self:
         """On one connection of the caller's."""
         logger = logging.getLogger("graphile_worker")
-        session = Session(find_schema(schema), OneConnection(connection), logger)
+        session = Session(find_schema(schema), OneConnection(connection), logger, max_payload_size)
         place = cls.on_session(session, use_local_time=use_local_time, middleware=middleware)
         place.clock = clock
         return place
@@ -170,6 +174,7 @@ class using:  # noqa: N801 - used like a function
                 settings["schema"],
                 self._clock,
                 use_local_time=settings["use_local_time"],
+                max_payload_size=settings["max_payload_size"],
                 middleware=settings["middleware"],
             )
             # No pool for a worker: it says so if somebody starts one.
@@ -177,7 +182,7 @@ class using:  # noqa: N801 - used like a function
         elif self._dsn is not None:
             self._opened = WorkerUtils(
                 self._dsn,
-                **{name: settings[name] for name in ("schema", "use_local_time", "middleware")},
+                **{name: settings[name] for name in _KEPT},
             )
             place = Place.over(self._opened, self._clock)
             self._lent = self._app.lent(place, dsn=self._dsn, pool=None)

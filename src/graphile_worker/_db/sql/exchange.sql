@@ -40,7 +40,10 @@ select
   (select queue.queue_name from {schema}._private_job_queues as queue where queue.id = job.job_queue_id),
   job.payload::text as payload, job.priority,
   least(greatest(job.run_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00') as run_at,
-  job.attempts, job.max_attempts, job.last_error, job.created_at, job.updated_at, job.key, job.revision,
+  job.attempts, job.max_attempts, job.last_error,
+  least(greatest(job.created_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00') as created_at,
+  least(greatest(job.updated_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00') as updated_at,
+  job.key, job.revision,
   job.flags::text as flags, job.locked_at
 from {schema}._private_jobs as job
 where job.locked_by = $1

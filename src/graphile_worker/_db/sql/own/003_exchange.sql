@@ -597,8 +597,10 @@ begin
         returning
           null, job.id, job.task_id, job.job_queue_id, null, job.payload::text, job.priority,
           least(greatest(job.run_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'),
-          job.attempts, job.max_attempts, job.last_error, nullif(job.created_at, job.run_at),
-          nullif(job.updated_at, job.created_at), job.key, job.revision, job.flags::text, null::timestamptz,
+          job.attempts, job.max_attempts, job.last_error,
+          nullif(least(greatest(job.created_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'), job.run_at),
+          nullif(least(greatest(job.updated_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'), job.created_at),
+          job.key, job.revision, job.flags::text, null::timestamptz,
           null::boolean, null::timestamptz, null::integer, null::double precision;
     get diagnostics count = row_count;
     missing := missing - count;
