@@ -20,8 +20,6 @@ TIMEOUT_FLAG = "timeout:"
 """A job whose timeout is not its task's has a flag that begins like this, followed by seconds."""
 _LONGEST_DELAY = timedelta(days=365_000)
 """A thousand years: from now it stays within the years that a datetime has."""
-_ENDS_OF_CALENDAR = (1, 9999)
-"""Years in which a datetime may have no counterpart in UTC."""
 
 
 class JobKeyMode(StrEnum):
@@ -165,8 +163,6 @@ def read_instant(argument: str, value: object) -> datetime | timedelta:
         return value
     moment = _read_iso(argument, value) if isinstance(value, str) else value
     _check_aware(argument, moment, ", an ISO 8601 text with an offset, or a timedelta from now")
-    if isinstance(moment, datetime) and moment.year in _ENDS_OF_CALENDAR:
-        as_utc(argument, moment)
     return moment  # type: ignore[return-value]
 
 
