@@ -17,7 +17,10 @@ BREAKING_COLUMN = "breaking boolean"
 
 
 class OwnMigration(NamedTuple):
-    """A step that adds objects of ours; its script is ``own/<id>_<name>.sql``."""
+    """A step that adds objects of ours; its script is ``own/<id>_<name>.sql``.
+
+    Ids only grow. One that is missing belongs to a step whose objects a later step replaces.
+    """
 
     id: int
     name: str
@@ -27,8 +30,8 @@ WORKERS = OwnMigration(1, "workers")
 OWN_MIGRATIONS: Sequence[OwnMigration] = (
     WORKERS,
     OwnMigration(2, "indexes"),
-    OwnMigration(3, "exchange"),
     OwnMigration(4, "cancellations"),
+    OwnMigration(5, "exchange"),
 )
 
 
@@ -129,7 +132,9 @@ def _of_ours(schema: Schema, found: Found) -> Iterator[Step]:
     statements = read_statements("migrate.sql")
     if not found.own_ledger_exists:
         yield Step("", schema.render(statements["create_own_ledger"]))
-    for migration in OWN_MIGRATIONS[found.own_revision :]:
+    for migration in OWN_MIGRATIONS:
+        if migration.id <= found.own_revision:
+            continue
         record = statements["record_own_revision"].replace("{id}", str(migration.id))
         yield Step(
             f"add objects of this library: {migration.name}",
