@@ -139,7 +139,7 @@ class Exchanger:
                 generation=self._generation,
                 careful=careful,
             ),
-            # What a trigger lacks looks like something that the schema lacks; a careful call tells them apart.
+            # What a trigger lacks looks like something that the schema lacks: a careful call tells.
             may_be_fatal=careful,
         )
 
