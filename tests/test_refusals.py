@@ -23,7 +23,9 @@ from graphile_worker._runtime import results as results_module
 from graphile_worker._runtime import worker as worker_module
 from graphile_worker._runtime.refusals import Refusals
 from graphile_worker._runtime.results import Results
+from graphile_worker._runtime.service import Service
 from graphile_worker._runtime.spare_queues import SpareQueues
+from graphile_worker.logs import ScopedLogger
 from graphile_worker.outcome import Completed, Failed, Returned
 from support.clock import FakeClock
 from support.jobs import add, count, existing, get
@@ -254,6 +256,18 @@ class TestResults:
             gate.open()
             await heard.until("job:complete", 16)
         assert await count(db) == 0
+
+    async def test_run_once_ends_though_the_server_refuses_every_result(
+        self, db: asyncpg.Connection, database: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(worker_module, "_MOST_REFUSED", 5)
+        for _ in range(20):
+            await add(db, payload="bad")
+        await db.execute(REFUSED_WHEN_DELETED["trigger"])
+        async with asyncio.timeout(10):
+            with pytest.raises(ShutdownError):
+                await run_once({"task": nothing}, database, handle_signals=False)
+        assert await count(db) == 20
 
 
 class TestClaims:
@@ -831,6 +845,24 @@ class TestState:
         queues.keep(set())
         assert not queues
         assert queues.again is None
+
+
+class Failing(Service):
+    name = "failing service"
+
+    async def tick(self) -> float:
+        error = asyncpg.CheckViolationError("no")
+        error.detail = f"Failing row contains {SECRET}"
+        self.cancel()
+        raise RuntimeError("outer") from error
+
+
+async def test_a_service_that_fails_logs_no_payload(caplog: pytest.LogCaptureFixture) -> None:
+    service = Failing(ScopedLogger(logging.getLogger("graphile_worker"), {}))
+    service.start()
+    await service.stop()
+    assert "failing service failed" in said(caplog)[0]
+    assert_no_payload(caplog)
 
 
 def test_details_are_removed_from_all_errors_of_a_chain() -> None:

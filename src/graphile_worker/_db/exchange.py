@@ -15,7 +15,6 @@ from graphile_worker._db.changes import as_changes
 from graphile_worker._db.connect import knows_all_characters, read_committed
 from graphile_worker._db.one_by_one import all_or_each
 from graphile_worker._db.sql import Schema, statements_for
-from graphile_worker._db.workers import limit_waits
 from graphile_worker.job import Job, JobState
 from graphile_worker.payload import decode_payload
 
@@ -371,8 +370,9 @@ async def read_locked(
     """
     statements = statements_for(schema, "exchange.sql")
     async with read_committed(connection):
-        await limit_waits(connection, schema, _LONGEST_WAIT, in_transaction=True)
+        patience = await connection.fetchval(statements["limit_wait"], f"{_LONGEST_WAIT}s")
         generation = await connection.fetchval(statements["begin_generation"], worker_id)
+        await connection.execute(statements["limit_wait"], patience)
         ours = await connection.fetch(statements["read_locked_queues"], worker_id)
         rows = await connection.fetch(statements["read_locked_jobs"], worker_id)
         taken = await connection.fetch(statements["read_taken_jobs"], worker_id)

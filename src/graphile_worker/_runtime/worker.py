@@ -77,7 +77,7 @@ class Worker(Service):
         self._sent_ahead: UnderWay | None = None
         self._refusals = Refusals()
         self._spare_queues = SpareQueues()
-        self._named = 0
+        self._named, self._full = 0, False
         self._weather = Weather(logger)
         self._house_kept = monotonic()
         flags.answered = self.look
@@ -393,8 +393,9 @@ class Worker(Service):
 
     async def _wish(self, *, coming: int = 0) -> Wish:
         if self._results.refused >= _MOST_REFUSED:
-            self._looks.postpone()  # whatever we claim, it may be refused as well
+            self._refuse_more()
             return NOTHING
+        self._full = False
         wish = await self._demand.wish(has_results=bool(self._results), coming=coming)
         if wish is not None:
             return wish
@@ -405,6 +406,19 @@ class Worker(Service):
             self.complaint = ConfigurationError(f"forbidden_flags failed: {self._flags.error!r}.")
             self.begin_stop()
         return NOTHING
+
+    def _refuse_more(self) -> None:
+        """Claim nothing for a while: the server may refuse the outcomes of all jobs."""
+        if not self._full:
+            self._full = True
+            self.logger.error(
+                "The database refuses to record the outcomes of %d jobs. No more jobs are claimed until it "
+                "accepts some",
+                self._results.refused,
+            )
+        self._looks.postpone()
+        if self._options.once:
+            self.begin_stop()
 
     def _delay(self) -> float | None:
         """Seconds until there is something to do, if nobody wakes us."""

@@ -12,6 +12,10 @@ set default_transaction_isolation = 'read committed';
 select pg_terminate_backend(pid)
 from pg_catalog.pg_stat_activity where pid = $1 and backend_start::text = $2 and pid <> pg_backend_pid();
 
+-- name: limit_wait
+-- Returns what held before. In the order in which they stand.
+select current_setting('lock_timeout') as before, set_config('lock_timeout', $1, true);
+
 -- name: begin_generation
 -- Waits until none of the worker's earlier calls is under way. From then on none of them can begin.
 insert into {schema}._private_python_sessions as latest (worker_id, generation) values ($1, 1)
