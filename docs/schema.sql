@@ -82,7 +82,7 @@ begin
       where latest.worker_id = worker and latest.generation = session
       for share nowait;
     if not found then
-      raise exception 'This call was given up by its worker' using errcode = 'lock_not_available';
+      raise exception 'This call was given up by its worker' using errcode = 'GWGUP';
     end if;
   end if;
 

@@ -13,6 +13,7 @@ import pytest
 
 from graphile_worker._db import exchange as database
 from graphile_worker._db.exchange import Held, Position, Reply, Result, Wish
+from graphile_worker._db.failures import GivenUpError
 from graphile_worker._db.sql import Schema
 from graphile_worker._db.workers import unlock_stale
 from graphile_worker.outcome import Completed, Failed, Interrupted, Returned
@@ -767,7 +768,7 @@ class TestAfterALostConnection:
         with pytest.raises(asyncpg.LockNotAvailableError):
             await worker.exchange()
         await reader.commit()
-        with pytest.raises(asyncpg.LockNotAvailableError):
+        with pytest.raises(asyncpg.PostgresError, match="given up"):
             await worker.exchange()
         assert await locked(db) == []
         worker.generation = later.generation
@@ -782,7 +783,7 @@ class TestAfterALostConnection:
         [held] = await worker.claim()
         assert held.queue is not None
         [found] = (await read_locked(worker, tasks)).jobs
-        with pytest.raises(asyncpg.LockNotAvailableError):
+        with pytest.raises(GivenUpError):
             await database.renew(
                 worker.connection, SCHEMA, "worker", [held], [held.queue], generation=worker.generation
             )

@@ -15,7 +15,7 @@ from graphile_worker import Drained, JobSpec, ShutdownError, WorkerUtils, run, r
 from graphile_worker._db import exchange as database_exchange
 from graphile_worker._db.cancellations import cancel, settle
 from graphile_worker._db.exchange import Held, Refusal, Reply, Result, Wish
-from graphile_worker._db.failures import message_of, without_details
+from graphile_worker._db.failures import is_given_up, message_of, without_details
 from graphile_worker._db.sql import Schema, read_script
 from graphile_worker._db.workers import unlock_stale
 from graphile_worker._runtime import refusals as refusals_module
@@ -167,6 +167,21 @@ class TestResults:
         assert "forbidden words" in (await existing(db, bad.id))["last_error"]
         assert 'violates check constraint "mine"' in said(caplog)[-1]
         assert not [text for text in said(caplog) if "Failing row" in text]
+
+    async def test_a_trigger_that_finds_something_locked_each_time_costs_its_job_alone(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        heard = Heard()
+        bad = await add(db, payload="bad")
+        await db.execute(
+            REFUSED_WHEN_DELETED["trigger"].replace("using", "using errcode = 'lock_not_available',")
+        )
+        async with running({"task": nothing}, database, heard=heard, concurrency=4) as runner:
+            await runner.utils.add_jobs(JobSpec("task", "good") for _ in range(10))
+            await heard.until("job:complete", 10)
+            assert await locked(db) == [("job", bad["id"])]
+            await db.execute(ALLOW)
+            await heard.until("job:complete", 11)
 
     async def test_a_worker_that_stops_tries_once_more_and_names_what_is_refused(
         self, db: asyncpg.Connection, database: str
@@ -440,10 +455,8 @@ async def connect(worker: Client) -> int:
 async def gives_up(worker: Client) -> bool:
     try:
         await worker.exchange()
-    except asyncpg.LockNotAvailableError:
-        return True
-    except asyncpg.QueryCanceledError:
-        pass
+    except asyncpg.PostgresError as error:
+        return is_given_up(error) or isinstance(error, asyncpg.LockNotAvailableError)
     return False
 
 
@@ -860,7 +873,8 @@ class Failing(Service):
 async def test_a_service_that_fails_logs_no_payload(caplog: pytest.LogCaptureFixture) -> None:
     service = Failing(ScopedLogger(logging.getLogger("graphile_worker"), {}))
     service.start()
-    await service.stop()
+    assert service._task is not None
+    await asyncio.wait([service._task])
     assert "failing service failed" in said(caplog)[0]
     assert_no_payload(caplog)
 

@@ -7,12 +7,12 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-import asyncpg
 import msgspec
 from asyncpg.pool import PoolConnectionProxy
 
 from graphile_worker._db.changes import as_changes
 from graphile_worker._db.connect import knows_all_characters, read_committed
+from graphile_worker._db.failures import GivenUpError
 from graphile_worker._db.one_by_one import all_or_each
 from graphile_worker._db.sql import Schema, statements_for
 from graphile_worker.job import Job, JobState
@@ -21,6 +21,8 @@ from graphile_worker.payload import decode_payload
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
     from datetime import datetime
+
+    import asyncpg
 
     from graphile_worker._db.connect import Connection
     from graphile_worker.outcome import Outcome
@@ -443,7 +445,7 @@ async def renew(
         if generation is not None and not await connection.fetchval(
             statements["confirm_generation"], worker_id, generation
         ):
-            raise asyncpg.LockNotAvailableError("this call was given up by its worker")
+            raise GivenUpError("this call was given up by its worker")
         # Jobs before queues, as everybody does who locks both. What the server refuses stays as it is.
         renewed = await all_or_each(connection, schema, jobs, renew_jobs)
         job_locks = {row["id"]: row["locked_at"] for row in renewed.rows}

@@ -36,6 +36,8 @@ _NOT_OF_NODE = ("_private_python_", "_private_workers")
 _BAD_KEY_MODE = "GWBKM"
 _NOT_ABOUT_A_ROW = frozenset({"08", "25", "26", "28", "3D", "3F", "40", "53", "55", "57", "58"})
 """Classes of SQLSTATEs: connections, transactions, locks, resources, shutdowns."""
+_CONFLICTS = frozenset({"40", "55"})
+_GIVEN_UP = "GWGUP"
 _NONE_GIVEN = " No password is given, neither in the connection string nor as PGPASSWORD."
 
 
@@ -189,8 +191,19 @@ def is_timeout(error: BaseException | None) -> bool:
 
 
 def is_given_up(error: BaseException | None) -> bool:
-    """Whether the gate of the exchange is closed for this session: then the worker has to connect again."""
-    return isinstance(error, asyncpg.LockNotAvailableError)
+    """Whether the exchange is closed for this session: then the worker has to connect again."""
+    return isinstance(error, GivenUpError) or (
+        isinstance(error, asyncpg.PostgresError) and error.sqlstate == _GIVEN_UP
+    )
+
+
+class GivenUpError(Exception):
+    """The worker has connected again since, so this session may not change anything any more."""
+
+
+def is_conflict(error: BaseException | None) -> bool:
+    """Whether other transactions were in the way. As a rule that passes, but not if a trigger says it."""
+    return isinstance(error, asyncpg.PostgresError) and (error.sqlstate or "")[:2] in _CONFLICTS
 
 
 def is_about_content(error: BaseException | None) -> bool:

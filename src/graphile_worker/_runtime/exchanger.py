@@ -17,6 +17,7 @@ from graphile_worker._db.connect import is_open
 from graphile_worker._db.failures import (
     Trouble,
     is_about_data,
+    is_conflict,
     is_given_up,
     is_refusal,
     is_timeout,
@@ -54,6 +55,8 @@ class OutageError(Exception):
         """Whether it may have been done after all."""
         self.is_refusal = is_refusal(why)
         """Whether the server may accept a part of it."""
+        self.is_conflict = is_conflict(why)
+        """Whether other transactions were in the way, or a trigger says so."""
         self.is_about_data = is_about_data(why)
         """Whether a value cannot be what it is to be."""
         self.is_timeout = is_timeout(why)
@@ -184,13 +187,14 @@ class Exchanger:
             async with self._statement_on(connection):
                 return await question(connection)
         except Exception as error:
-            lost = trouble_of(error) is Trouble.LOST
+            given_up = is_given_up(error)
+            lost = trouble_of(error) is Trouble.LOST and not given_up
             if lost:
                 if is_open(connection):
                     # What we asked may still be under way on it: nobody else may get it.
                     connection.terminate()
                 await self.disconnect()
-            elif is_given_up(error):
+            elif given_up:
                 await self.disconnect()
             raise self._explained(error, unknown=lost, may_be_fatal=may_be_fatal) from error
 

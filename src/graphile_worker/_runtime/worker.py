@@ -247,6 +247,8 @@ class Worker(Service):
         try:
             return await self._tick()
         except OutageError as outage:
+            if outage.is_given_up:
+                return 0.0  # on another connection
             self._weather.outage(outage)
             return self._weather.pause
         except GraphileWorkerError as error:
@@ -317,9 +319,11 @@ class Worker(Service):
         size = max(len(exchange.results), exchange.wish.wanted)
         if outage.is_timeout:
             return exchange if self._refusals.shrink(size) else None
-        if outage.is_given_up and not self._exchanger.connected:
+        if outage.is_given_up:
             return exchange  # on another connection
-        if outage.is_refusal and not exchange.careful:
+        # A conflict passes as a rule, unless it is a trigger that says so again and again.
+        is_refusal = outage.is_refusal or (outage.is_conflict and not self._weather.fair)
+        if is_refusal and not exchange.careful:
             self.logger.debug("The database refuses an exchange: %s. Repeating it job by job", outage)
             self._refusals.be_careful()
             return exchange
