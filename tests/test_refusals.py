@@ -539,7 +539,7 @@ GUARDS: dict[Promise, tuple[str, str]] = {
     a_full_disk_is_an_error: ("raise;  -- the server", "-- the server"),
     a_queue_of_a_refused_job_stays_free: ("claimed_queues := array_remove(", "obtained := array_remove("),
     a_run_of_a_queue_has_its_queue: ("    run_length := 1;\n", ""),
-    a_refused_job_hides_no_other: ("left_out := coalesce(left_out, '{}') || candidate;", ""),
+    a_refused_job_hides_no_other: ("left_out := left_out || candidate;", ""),
 }
 
 

@@ -137,9 +137,9 @@ declare
   candidate bigint;
   why text;
   code text;
-  refused bigint[] := '{}';
-  refusals text[] := '{}';
-  refusal_states text[] := '{}';
+  refused bigint[];
+  refusals text[];
+  refusal_states text[];
 begin
   -- The row is locked until the commit. A worker that connects again waits for that when it raises the generation, so it
   -- knows that none of its calls is still under way; one that arrives even later finds no row, and does nothing.
@@ -685,7 +685,7 @@ begin
           if left(code, 2) in ('53', '57', '58') then
             raise;
           end if;
-          left_out := coalesce(left_out, '{}') || candidate;
+          left_out := left_out || candidate;
           claimed_queues := array_remove(
             claimed_queues, (select job.job_queue_id from {schema}._private_jobs as job where job.id = candidate)
           );
@@ -693,8 +693,8 @@ begin
             is_contended := true;
           else
             refused := refused || candidate;
-            refusals := refusals || why;
-            refusal_states := refusal_states || code;
+            refusals := array_append(refusals, why);
+            refusal_states := array_append(refusal_states, code);
           end if;
         end;
       end loop;
