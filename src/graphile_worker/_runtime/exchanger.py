@@ -8,6 +8,7 @@ back.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack, nullcontext, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _RENEW_AFTER = 3600.0
+_GOODBYE = 2.0
 
 
 class OutageError(Exception):
@@ -148,10 +150,14 @@ class Exchanger:
 
     async def leave(self) -> None:
         """End the session: nothing is locked under our name, and nothing is to be."""
-        with suppress(OutageError, GraphileWorkerError):  # then it is forgotten later
-            await self._ask(
-                lambda on: database.end_session(on, self._session.schema, self._worker_id, self._generation)
-            )
+        # If it cannot be done now, it is forgotten later.
+        with suppress(OutageError, GraphileWorkerError, TimeoutError):
+            async with asyncio.timeout(_GOODBYE):
+                await self._ask(
+                    lambda on: database.end_session(
+                        on, self._session.schema, self._worker_id, self._generation
+                    )
+                )
 
     async def renew(self, in_hand: Iterable[Held], now: datetime) -> None:
         """Lock anew what has been ours for an hour, before anybody takes it for forgotten."""
