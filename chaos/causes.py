@@ -90,7 +90,12 @@ class Causes:
 
     def _settled(self, earlier: Run, later: Run) -> float:
         """Until when something could keep the outcome of a run from being recorded."""
-        return min(earlier.end + _RIGHT_AFTER, later.at)
+        settled = earlier.end + _RIGHT_AFTER
+        for fault in self._faults:
+            if fault.kind == "refuse" and _meets(fault, earlier.at, settled):
+                # A refused result is sent again after pauses that double.
+                settled = max(settled, fault.until + fault.seconds + _RIGHT_AFTER)
+        return min(settled, later.at)
 
     def of_lost_lease(self, pid: int, moment: float) -> Fault | None:
         """The silence by which that worker may have lost its jobs, or have given them up, by then."""

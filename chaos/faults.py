@@ -26,6 +26,19 @@ if TYPE_CHECKING:
 _LONGEST_STOP = 40.0
 _MOST_SESSIONS = 4
 _HOUR = 3600
+_BETWEEN = 0.2
+_REFUSING = """
+    create or replace function refuse_some() returns trigger language plpgsql as $$
+    begin
+      if {} and old.id % 5 = 0 and (tg_op = 'DELETE' or new.locked_by is distinct from old.locked_by) then
+        raise exception 'not this one';
+      end if;
+      return coalesce(new, old);
+    end $$"""
+# It stays: to drop it would lock the table.
+_TRIGGER = """
+    create or replace trigger refuse_some before update or delete on graphile_worker._private_jobs
+    for each row execute function refuse_some()"""
 _FARTHEST = 6
 """Hours that a wall clock jumps, at most, into the past or the future."""
 
@@ -168,6 +181,20 @@ async def stay_in_transaction(scene: Scene, planned: Planned) -> None:
                 connection.terminate()
 
 
+async def refuse(scene: Scene, planned: Planned) -> None:
+    """Have a trigger refuse what is done to some jobs."""
+    async with scene.strike(planned):
+        with suppress(*Unreachable):
+            await scene.server.ask(_REFUSING.format("true"))
+            await scene.server.ask(_TRIGGER)
+            await asyncio.sleep(planned.seconds)
+        while True:  # or no job would ever end
+            with suppress(*Unreachable):
+                await scene.server.ask(_REFUSING.format("false"))
+                return
+            await asyncio.sleep(_BETWEEN)
+
+
 FAULTS: dict[str, Callable[[Scene, Planned], Awaitable[None]]] = {
     "kill": kill,
     "term": term,
@@ -186,4 +213,5 @@ FAULTS: dict[str, Callable[[Scene, Planned], Awaitable[None]]] = {
     "fork": nuisance,
     "exhaust": exhaust,
     "idle transaction": stay_in_transaction,
+    "refuse": refuse,
 }

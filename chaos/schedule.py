@@ -42,6 +42,7 @@ KINDS = {
         Kind("fork", "a task forks a child that has the worker's sockets", 1, 10, 10, hits_node=False),
         Kind("exhaust", "others take all connections that the server allows", 1, 4, 8),
         Kind("idle transaction", "a transaction stays open and keeps all dead rows alive", 1, 10, 20),
+        Kind("refuse", "a trigger refuses to lock, free or delete every fifth job", 1, 3, 8, hits_node=False),
     )
 }
 _PAUSE = 6.0

@@ -13,7 +13,7 @@ CREATE TYPE graphile_worker.job_spec AS (
 	flags text[]
 );
 
-CREATE FUNCTION graphile_worker._private_python_exchange_v1(worker text, job_ids bigint[], job_locks timestamp with time zone[], queue_ids integer[], queue_locks timestamp with time zone[], changes json, task_ids integer[], wanted integer, run_length integer, forbidden_flags text[], as_of timestamp with time zone, mark_priority smallint, mark_run_at timestamp with time zone, mark_id bigint, after_queue integer) RETURNS TABLE(kind text, id bigint, task_id integer, job_queue_id integer, queue_name text, payload text, priority smallint, run_at timestamp with time zone, attempts smallint, max_attempts smallint, last_error text, created_at timestamp with time zone, updated_at timestamp with time zone, key text, revision integer, flags text, locked_at timestamp with time zone, contended boolean, next_due timestamp with time zone, next_queue integer, cost double precision)
+CREATE FUNCTION graphile_worker._private_python_exchange_v2(worker text, job_ids bigint[], job_locks timestamp with time zone[], queue_ids integer[], queue_locks timestamp with time zone[], changes json, task_ids integer[], wanted integer, run_length integer, forbidden_flags text[], as_of timestamp with time zone, mark_priority smallint, mark_run_at timestamp with time zone, mark_id bigint, after_queue integer, session bigint, careful boolean, left_out bigint[]) RETURNS TABLE(kind text, id bigint, task_id integer, job_queue_id integer, queue_name text, payload text, priority smallint, run_at timestamp with time zone, attempts smallint, max_attempts smallint, last_error text, created_at timestamp with time zone, updated_at timestamp with time zone, key text, revision integer, flags text, locked_at timestamp with time zone, contended boolean, next_due timestamp with time zone, next_queue integer, cost double precision)
     LANGUAGE plpgsql
     SET jit TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -67,14 +67,65 @@ declare
   patience text;
   ignored text;
   started timestamptz;
+  claimed bigint[];                  -- used only with `careful`, as all that follow
+  candidate bigint;
+  why text;
+  code text;
+  refused bigint[];
+  refusals text[];
+  refusal_states text[];
 begin
-  -- Held until the commit. After a lost connection the worker waits for it, so that it knows that none of its calls
-  -- is still under way; one that arrives even later finds the lock taken, and does nothing.
-  if not pg_try_advisory_xact_lock_shared(hashtextextended('graphile_worker exchange ' || worker, 0)) then
-    raise exception 'This call was given up by its worker' using errcode = 'lock_not_available';
+  -- The row is locked until the commit. A worker that connects again waits for that when it raises the generation, so it
+  -- knows that none of its calls is still under way; one that arrives even later finds no row, and does nothing.
+  if session is not null then
+    perform from "graphile_worker"._private_python_sessions as latest
+      where latest.worker_id = worker and latest.generation = session
+      for share nowait;
+    if not found then
+      raise exception 'This call was given up by its worker' using errcode = 'GWGUP';
+    end if;
   end if;
 
   -- Record ------------------------------------------------------------------------------------------------------
+
+  if careful then
+    set constraints all immediate;
+    run_length := 1;
+    for place in 1 .. cardinality(job_ids) loop
+      begin
+        return query
+          select one.*
+          from "graphile_worker"._private_python_exchange_v2(
+            worker, job_ids[place:place], job_locks[place:place],
+            case when queue_ids[place] is not null then queue_ids[place:place] end,
+            case when queue_ids[place] is not null then queue_locks[place:place] end,
+            (
+              select json_agg(change.value) from json_array_elements(changes) as change (value)
+              where (change.value ->> 'id')::bigint = job_ids[place]
+                and (change.value ->> 'locked_at')::timestamptz = job_locks[place]
+            ),
+            '{}', 0, 1, null, as_of, null, null, null, null, null, false, null
+          ) as one
+          where one.kind in ('busy', 'lost');
+      exception when others then
+        get stacked diagnostics why = message_text, code = returned_sqlstate;
+        if left(code, 2) in ('53', '57', '58') then
+          raise;  -- the server lacks something, or shuts down: not because of this job
+        end if;
+        kind := case when left(code, 2) in ('40', '55') then 'busy' else 'refused' end;
+        id := job_ids[place];
+        locked_at := job_locks[place];
+        last_error := why;
+        key := code;
+        return next;
+      end;
+    end loop;
+    job_ids := '{}';
+    id := null;
+    locked_at := null;
+    last_error := null;
+    key := null;
+  end if;
 
   if cardinality(job_ids) > 0 then
     if queue_ids is not null then
@@ -291,6 +342,7 @@ begin
             and job.priority = level and job.run_at <= as_of
             and (job.run_at, job.id) > (from_run_at, from_id)
             and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+            and (left_out is null or job.id <> all (left_out))
             and job.id <> all (passed_over)
           order by job.run_at, job.id limit page_size
         ) as job
@@ -318,6 +370,7 @@ begin
           where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
             and job.task_id = task.id and job.priority = level and job.run_at <= as_of
             and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+            and (left_out is null or job.id <> all (left_out))
             and job.id <> all (passed_over)
           order by job.run_at, job.id limit run_length
         ) as job
@@ -355,6 +408,7 @@ begin
             where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
               and job.task_id = task.id and job.priority = level and job.run_at <= as_of
               and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+              and (left_out is null or job.id <> all (left_out))
               and job.id <> all (passed_over)
             order by job.run_at, job.id limit run_length
           ) as job
@@ -402,6 +456,7 @@ begin
                 where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
                   and job.task_id = task.id and job.id <> all (candidate_ids) and job.id <> all (busy)
                   and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+                  and (left_out is null or job.id <> all (left_out))
                 order by job.priority, job.run_at, job.id limit 1
               )
               union all
@@ -412,6 +467,7 @@ begin
                   and job.task_id = task.id and job.priority > other.priority
                   and job.id <> all (candidate_ids) and job.id <> all (busy)
                   and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+                  and (left_out is null or job.id <> all (left_out))
                 order by job.priority, job.run_at, job.id limit 1
               ) as job
               where other.run_at > as_of and other.priority < level
@@ -449,6 +505,7 @@ begin
               and job.priority = level and job.run_at <= as_of
               and (job.run_at, job.id) > (from_run_at, from_id)
               and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+              and (left_out is null or job.id <> all (left_out))
             order by job.run_at, job.id limit missing
           ) as job
           where task.id <> all (passed_tasks)
@@ -491,6 +548,7 @@ begin
           where job.id = chosen.id and job.is_available and job.job_queue_id = chosen.queue_id
             and job.task_id = any (task_ids) and job.priority = level and job.run_at <= as_of
             and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+            and (left_out is null or job.id <> all (left_out))
           for update skip locked
         ) as job
         where chosen.queue_id = any (array(select queue.id from queue))
@@ -520,6 +578,7 @@ begin
             where job.is_available and job.job_queue_id is not null and job.job_queue_id = chosen.queue_id
               and job.task_id = any (task_ids) and job.priority = level and job.run_at <= as_of
               and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+              and (left_out is null or job.id <> all (left_out))
             order by job.run_at, job.id limit 1
             for update skip locked
           ) as job;
@@ -538,23 +597,66 @@ begin
             and job.priority = level and job.run_at <= as_of
             and (job.run_at, job.id) > (from_run_at, from_id)
             and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+            and (left_out is null or job.id <> all (left_out))
           order by job.run_at, job.id limit quota.size
           for update skip locked
         ) as job;
     end if;
 
-    return query
-      update "graphile_worker"._private_jobs as job
-        set attempts = job.attempts + 1, locked_by = worker, locked_at = now()
-        where job.id = any (locked)
-        returning
+    if careful then
+      claimed := '{}';
+      foreach candidate in array locked loop
+        begin
+          update "graphile_worker"._private_jobs as job
+            set attempts = job.attempts + 1, locked_by = worker, locked_at = now()
+            where job.id = candidate;
+          -- Together with its queue, which may be what is refused.
+          update "graphile_worker"._private_job_queues as queue set locked_by = worker, locked_at = now()
+            where queue.id = (select job.job_queue_id from "graphile_worker"._private_jobs as job where job.id = candidate);
+          claimed := claimed || candidate;
+        exception when others then
+          get stacked diagnostics why = message_text, code = returned_sqlstate;
+          if left(code, 2) in ('53', '57', '58') then
+            raise;
+          end if;
+          left_out := left_out || candidate;
+          claimed_queues := array_remove(
+            claimed_queues, (select job.job_queue_id from "graphile_worker"._private_jobs as job where job.id = candidate)
+          );
+          if left(code, 2) in ('40', '55') then
+            is_contended := true;
+          else
+            refused := refused || candidate;
+            refusals := array_append(refusals, why);
+            refusal_states := array_append(refusal_states, code);
+          end if;
+        end;
+      end loop;
+      return query
+        select
           null, job.id, job.task_id, job.job_queue_id, null, job.payload::text, job.priority,
           least(greatest(job.run_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'),
           job.attempts, job.max_attempts, job.last_error,
           nullif(least(greatest(job.created_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'), job.run_at),
           nullif(least(greatest(job.updated_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'), job.created_at),
           job.key, job.revision, job.flags::text, null::timestamptz,
-          null::boolean, null::timestamptz, null::integer, null::double precision;
+          null::boolean, null::timestamptz, null::integer, null::double precision
+        from "graphile_worker"._private_jobs as job
+        where job.id = any (claimed);
+    else
+      return query
+        update "graphile_worker"._private_jobs as job
+          set attempts = job.attempts + 1, locked_by = worker, locked_at = now()
+          where job.id = any (locked)
+          returning
+            null, job.id, job.task_id, job.job_queue_id, null, job.payload::text, job.priority,
+            least(greatest(job.run_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'),
+            job.attempts, job.max_attempts, job.last_error,
+            nullif(least(greatest(job.created_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'), job.run_at),
+            nullif(least(greatest(job.updated_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'), job.created_at),
+            job.key, job.revision, job.flags::text, null::timestamptz,
+            null::boolean, null::timestamptz, null::integer, null::double precision;
+    end if;
     get diagnostics count = row_count;
     missing := missing - count;
     exit when missing = 0;
@@ -576,6 +678,7 @@ begin
             and job.priority = level and job.run_at <= as_of
             and (job.run_at, job.id) > (from_run_at, from_id)
             and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+            and (left_out is null or job.id <> all (left_out))
           order by job.run_at, job.id limit 1
           for update skip locked
         ) as job on true
@@ -612,6 +715,7 @@ begin
               and job.priority = level and job.run_at <= as_of
               and (job.run_at, job.id) > (from_run_at, from_id)
               and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+              and (left_out is null or job.id <> all (left_out))
             limit 1
           )
           union all
@@ -646,6 +750,15 @@ begin
 
   -- Queues ------------------------------------------------------------------------------------------------------
 
+  if cardinality(refused) > 0 then
+    return query select
+        'unclaimable', job.id, job.task_id, null::integer, null, null, null::smallint, null::timestamptz,
+        null::smallint, null::smallint, given.why, null::timestamptz, null::timestamptz, given.code,
+        null::integer, null, null::timestamptz, null::boolean, null::timestamptz, null::integer,
+        null::double precision
+      from unnest(refused, refusals, refusal_states) as given (id, why, code)
+      join "graphile_worker"._private_jobs as job on job.id = given.id;
+  end if;
   if cardinality(released) > 0 then
     released := array(select queue.id from unnest(released) as queue (id) where queue.id <> all (claimed_queues));
   end if;
@@ -1100,6 +1213,12 @@ CREATE TABLE graphile_worker._private_python_migrations (
     applied_at timestamp with time zone DEFAULT now() NOT NULL
 );
 
+CREATE TABLE graphile_worker._private_python_sessions (
+    worker_id text NOT NULL,
+    generation bigint NOT NULL,
+    connected_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
 CREATE TABLE graphile_worker._private_tasks (
     id integer CONSTRAINT tasks_id_not_null NOT NULL,
     identifier text CONSTRAINT tasks_identifier_not_null NOT NULL,
@@ -1171,6 +1290,9 @@ ALTER TABLE ONLY graphile_worker._private_python_cancellations
 
 ALTER TABLE ONLY graphile_worker._private_python_migrations
     ADD CONSTRAINT _private_python_migrations_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY graphile_worker._private_python_sessions
+    ADD CONSTRAINT _private_python_sessions_pkey PRIMARY KEY (worker_id);
 
 ALTER TABLE ONLY graphile_worker._private_workers
     ADD CONSTRAINT _private_workers_pkey PRIMARY KEY (id);

@@ -14,7 +14,7 @@ from chaos.__main__ import main
 
 from support.postgres import ROOT
 
-SUDDEN = "kill,term,terminate,cut,restart immediate"
+SUDDEN = "kill,term,terminate,cut,restart immediate,refuse"
 
 
 def test_workers_that_die_and_connections_that_break_cost_no_job(

@@ -34,7 +34,7 @@ HEARD = Limits(probe=30)
 USAGE = "grant usage on schema graphile_worker to {role}"
 TABLES = "grant {} on all tables in schema graphile_worker to {{role}}"
 EDIT = """do $$ begin
-    execute replace(pg_get_functiondef('{s}._private_python_exchange_v1'::regproc), 'lock_timeout', 'x.y');
+    execute replace(pg_get_functiondef('{s}._private_python_exchange_v2'::regproc), 'lock_timeout', 'x.y');
 end $$"""
 TRIGGER = """create trigger mine after insert on {s}._private_jobs
     execute procedure pg_catalog.suppress_redundant_updates_trigger()"""
@@ -373,7 +373,7 @@ class TestTheSchema:
             ("drop function {s}.remove_job", "trouble", "function remove_job(text) is missing"),
             ("alter function {s}.remove_job security definer", "trouble",
              "function remove_job(text) was changed"),
-            (EDIT, "trouble", "function _private_python_exchange_v1("),
+            (EDIT, "trouble", "function _private_python_exchange_v2("),
             ("update pg_index set indisvalid = false where indexrelid = '{s}.jobs_pkey1'::regclass",
              "trouble", "index _private_jobs.jobs_pkey1 is invalid"),
             ("create index mine on {s}._private_jobs (key, id)", "note",

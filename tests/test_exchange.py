@@ -13,6 +13,7 @@ import pytest
 
 from graphile_worker._db import exchange as database
 from graphile_worker._db.exchange import Held, Position, Reply, Result, Wish
+from graphile_worker._db.failures import GivenUpError
 from graphile_worker._db.sql import Schema
 from graphile_worker._db.workers import unlock_stale
 from graphile_worker.outcome import Completed, Failed, Interrupted, Returned
@@ -34,13 +35,17 @@ class Client:
     def __init__(self, connection: asyncpg.Connection, name: str, *tasks: str) -> None:
         self.connection = connection
         self.name = name
+        self.generation: int | None = None
+        self.careful = False
         self.identifiers = tasks or ("task",)
 
     async def exchange(self, results: Sequence[Result] = (), wanted: int = 10, **wish: Any) -> Reply:
         tasks = await database.register_tasks(self.connection, SCHEMA, self.identifiers)
         async with asyncio.timeout(self.patience):
             answer = await database.exchange(
-                self.connection, SCHEMA, self.name, results, Wish(wanted=wanted, **wish), tasks
+                *(self.connection, SCHEMA, self.name, results, Wish(wanted=wanted, **wish), tasks),
+                generation=self.generation,
+                careful=self.careful,
             )
         return answer.read()
 
@@ -458,7 +463,7 @@ class TestRule8PlannerSettings:
         self, db: asyncpg.Connection, worker: Client
     ) -> None:
         settings = await db.fetchval(
-            "select proconfig from pg_proc where proname = '_private_python_exchange_v1'"
+            "select proconfig from pg_proc where proname = '_private_python_exchange_v2'"
         )
         assert {"jit=off", "plan_cache_mode=force_generic_plan", "enable_seqscan=off"} <= set(settings)
         await add(db)
@@ -486,9 +491,10 @@ class TestRule8PlannerSettings:
         await db.execute("vacuum analyze graphile_worker._private_jobs")
         plan = await db.fetchval(
             """explain (analyze, buffers, format json)
-            select * from graphile_worker._private_python_exchange_v1(
+            select * from graphile_worker._private_python_exchange_v2(
               'a worker', '{}', '{}', null, null, null,
-              array(select id from graphile_worker._private_tasks), 10, 1, null, now(), $1, $2, $3, 0
+              array(select id from graphile_worker._private_tasks), 10, 1, null, now(), $1, $2, $3, 0, null,
+              false, null
             )""",
             *mark,
         )
@@ -522,8 +528,9 @@ class TestRule9Watermark:
             await transaction.start()
             plan = await db.fetchval(
                 f"""explain (analyze, buffers, format json)
-                select * from graphile_worker._private_python_exchange_v1(
-                  'probe', '{{}}', '{{}}', '{{}}', '{{}}', null, {tasks}, 10, 1, null, now(), {place}, 0
+                select * from graphile_worker._private_python_exchange_v2(
+                  'probe', '{{}}', '{{}}', '{{}}', '{{}}', null, {tasks}, 10, 1, null, now(), {place}, 0,
+                  null, false, null
                 )"""
             )
             await transaction.rollback()
@@ -733,9 +740,11 @@ class TestAfterALostConnection:
         job = await add(db, queue_name="q")
         tasks = await register(db)
         lost = await asyncpg.connect(database)
+        client = Client(lost, "worker")
+        client.generation = (await read_locked(client, tasks)).generation
         under_way = lost.transaction()
         await under_way.start()
-        await Client(lost, "worker").claim()
+        await client.claim()
 
         reading = asyncio.create_task(read_locked(worker, tasks))
         await until_blocked(db, worker.connection.get_server_pid())
@@ -749,16 +758,80 @@ class TestAfterALostConnection:
     async def test_a_call_that_arrives_too_late_does_nothing(
         self, db: asyncpg.Connection, other: asyncpg.Connection, worker: Client
     ) -> None:
+        """As out of a pooler that was frozen: the worker has read back what it holds, and counts on it."""
         await add(db)
+        tasks = await register(db)
+        worker.generation = (await read_locked(worker, tasks)).generation
         reader = other.transaction()
         await reader.start()
-        await other.execute(
-            "select pg_advisory_xact_lock(hashtextextended('graphile_worker exchange worker', 0))"
-        )
+        later = await read_locked(Client(other, "worker"), tasks)
         with pytest.raises(asyncpg.LockNotAvailableError):
             await worker.exchange()
-        await reader.rollback()
+        await reader.commit()
+        with pytest.raises(asyncpg.PostgresError, match="given up"):
+            await worker.exchange()
         assert await locked(db) == []
+        worker.generation = later.generation
+        assert len(await worker.claim()) == 1
+
+    async def test_a_late_renewal_leaves_the_locks_that_were_read_back(
+        self, db: asyncpg.Connection, worker: Client
+    ) -> None:
+        tasks = await register(db)
+        worker.generation = (await read_locked(worker, tasks)).generation
+        await add(db, queue_name="q")
+        [held] = await worker.claim()
+        assert held.queue is not None
+        [found] = (await read_locked(worker, tasks)).jobs
+        with pytest.raises(GivenUpError):
+            await database.renew(
+                worker.connection, SCHEMA, "worker", [held], [held.queue], generation=worker.generation
+            )
+        assert (await existing(db, held.job.id))["locked_at"] == found.locked_at
+
+    async def test_a_late_release_leaves_a_queue_that_was_locked_again(
+        self, db: asyncpg.Connection, worker: Client
+    ) -> None:
+        await add(db, queue_name="q")
+        [held] = await worker.claim()
+        assert held.queue is not None
+        spare = {held.queue.id: held.queue.locked_at}
+        await worker.exchange([done(held)], 0)
+        await add(db, queue_name="q")
+        await worker.claim()
+        assert await database.unlock_queues(worker.connection, SCHEMA, "worker", spare) == set()
+        assert [kind for kind, _ in await locked(db)] == ["job", "queue"]
+
+    async def test_reading_back_gives_up_waiting_for_a_call_that_hangs(
+        self, database: str, db: asyncpg.Connection, worker: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("graphile_worker._db.exchange._LONGEST_WAIT", 0.05)
+        tasks = await register(db)
+        hung = Client(await asyncpg.connect(database), "worker")
+        hung.generation = (await read_locked(hung, tasks)).generation
+        async with hung.connection.transaction():
+            await hung.exchange()
+            with pytest.raises(asyncpg.LockNotAvailableError):
+                await read_locked(worker, tasks)
+        assert (await read_locked(worker, tasks)).generation == hung.generation + 1
+        await hung.connection.close()
+
+    async def test_a_stranger_with_all_advisory_locks_stalls_nothing(
+        self, db: asyncpg.Connection, other: asyncpg.Connection, worker: Client
+    ) -> None:
+        await other.execute("create role gw_stranger")
+        await other.execute("set role gw_stranger")
+        for word in ("exchange", "alive", "sweep"):
+            await other.execute(
+                f"select pg_advisory_lock(hashtextextended('graphile_worker {word} worker', 0))"
+            )
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await other.execute("select from graphile_worker._private_python_sessions for update")
+        await add(db)
+        tasks = await register(db)
+        worker.generation = (await read_locked(worker, tasks)).generation
+        assert len(await worker.claim()) == 1
+        await other.execute("reset role; drop role gw_stranger")
 
 
 async def register(db: asyncpg.Connection) -> dict[int, str]:

@@ -402,8 +402,9 @@ class TestTombstones:
         await watch.over(10)
         await add(db)
         [task_id] = await db.fetchrow("select id from graphile_worker._private_tasks") or []
-        exchange = """select count(*) from graphile_worker._private_python_exchange_v1(
-          'w', '{}', '{}', null, null, null, array[$1::integer], 5, 1, null, now(), $2, $3, $4, 0)
+        exchange = """select count(*) from graphile_worker._private_python_exchange_v2(
+          'w', '{}', '{}', null, null, null, array[$1::integer], 5, 1, null, now(), $2, $3, $4, 0,
+          null, false, null)
           where kind is null"""
         assert await db.fetchval(exchange, task_id, None, None, None) == 0
         long_ago = datetime(2000, 1, 1, tzinfo=UTC)
@@ -448,8 +449,8 @@ class TestTombstones:
         job = await held_job(db)
         row = await existing(db, job)
         change = {"id": job, "locked_by": "w", "locked_at": row["locked_at"].isoformat(), "error": "late"}
-        freed, _ = await session.call(lambda on: database_workers.free(on, Schema(), ["w"], [change]))
-        assert freed == set()
+        freed = await session.call(lambda on: database_workers.free(on, Schema(), ["w"], [change]))
+        assert freed.jobs == set()
         assert (await existing(db, job))["locked_by"] == "w"
 
 

@@ -94,7 +94,7 @@ class TestPoolsOfTheCaller:
 async def test_an_exchange_that_fails_for_good_at_the_start_is_an_error_and_no_hang(
     db: asyncpg.Connection, database: str
 ) -> None:
-    await db.execute("drop function graphile_worker._private_python_exchange_v1")
+    await db.execute("drop function graphile_worker._private_python_exchange_v2")
     async with asyncio.timeout(15):
         with pytest.raises(SchemaMissingError):
             await run({"task": nothing}, database, migrate=False, handle_signals=False)
@@ -394,11 +394,11 @@ async def test_a_function_that_was_replaced_by_one_with_other_columns_is_prepare
     async with running({"task": nothing}, database, heard=heard):
         await heard.until("worker:getJob:empty")
         text = await db.fetchval(
-            "select pg_get_functiondef('graphile_worker._private_python_exchange_v1'::regproc)"
+            "select pg_get_functiondef('graphile_worker._private_python_exchange_v2'::regproc)"
         )
         assert "cost double precision" in text
         async with db.transaction():
-            await db.execute("drop function graphile_worker._private_python_exchange_v1")
+            await db.execute("drop function graphile_worker._private_python_exchange_v2")
             await db.execute(text.replace("cost double precision", "cost real").replace(
                 "null::double precision", "null::real"
             ))  # fmt: skip
@@ -528,7 +528,7 @@ def test_a_busy_result_is_not_sent_again_before_its_answer_is_known() -> None:
     results.add([result])
     assert results.take() == [result]
     results.sort_out([result], Reply(datetime.now(UTC), busy={held.claim}))
-    results._busy[held].again = 0.0
+    results._delayed[held].again = 0.0
     assert results.take() == [result]
     assert not results
     assert results.take() == []

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from graphile_worker._db import workers as database
-from graphile_worker._db.workers import Suspect
+from graphile_worker._db.workers import Freed, Suspect
 from graphile_worker.liveness import Recovered, Recovery, since_boot
 from graphile_worker.outcome import storable
 
@@ -149,6 +149,7 @@ class Sweeper:
     def __post_init__(self) -> None:
         self._observation = Observation(self.own_id)
         self._left: set[tuple[int, datetime | None]] = set()
+        self._refused: set[tuple[int | str, datetime | None]] = set()
         self._beats: list[Beat] = []
 
     @property
@@ -197,16 +198,17 @@ class Sweeper:
 
     async def _sweep(self, dead: Sequence[str], news: set[str]) -> list[Recovered]:
         found = await self._find(dead)
-        jobs, queues = await self._free(found) if not self.dry_run else self._all_of(found)
+        freed = await self._free(found) if not self.dry_run else self._all_of(found)
+        self._tell_refused(found, freed)
         recovered = [
             Recovered(
                 worker=worker,
                 silence=found.silences[worker.id],
-                jobs=[job for job in found.jobs if job.locked_by == worker.id and job.id in jobs],
+                jobs=[job for job in found.jobs if job.locked_by == worker.id and job.id in freed.jobs],
                 queues=[
                     queue.name
                     for queue in found.queues
-                    if queue.locked_by == worker.id and queue.id in queues
+                    if queue.locked_by == worker.id and queue.id in freed.queues
                 ],
             )
             for worker in found.workers.values()
@@ -233,10 +235,29 @@ class Sweeper:
         return _Found(workers, ripe, queues, silences)
 
     @staticmethod
-    def _all_of(found: _Found) -> tuple[set[int], set[int]]:
-        return {job.id for job in found.jobs}, {queue.id for queue in found.queues}
+    def _all_of(found: _Found) -> Freed:
+        return Freed({job.id for job in found.jobs}, {queue.id for queue in found.queues}, {}, {})
 
-    async def _free(self, found: _Found) -> tuple[set[int], set[int]]:
+    def _tell_refused(self, found: _Found, freed: Freed) -> None:
+        """Say once which locks the server refuses to remove. The next sweep tries again."""
+        jobs = [job for job in found.jobs if job.id in freed.refused_jobs]
+        queues = [queue for queue in found.queues if queue.id in freed.refused_queues]
+        refused = {(job.id, job.locked_at) for job in jobs} | {(queue.name, None) for queue in queues}
+        for job in jobs:
+            if (job.id, job.locked_at) not in self._refused:
+                self.session.logger.warning(
+                    "The database refuses to free job %d (%s) of the dead worker %s: %s. It stays locked",
+                    *(job.id, job.task_identifier, job.locked_by, freed.refused_jobs[job.id]),
+                )
+        for queue in queues:
+            if (queue.name, None) not in self._refused:
+                self.session.logger.warning(
+                    "The database refuses to free queue %r of the dead worker %s: %s. It stays locked",
+                    *(queue.name, queue.locked_by, freed.refused_queues[queue.id]),
+                )
+        self._refused |= refused
+
+    async def _free(self, found: _Found) -> Freed:
         some = asyncio.Semaphore(_MOST_HOOKS)
 
         async def decide(job: Job) -> dict[str, object] | None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
+import asyncpg
+
+from graphile_worker._db.connect import read_committed
+from graphile_worker._db.failures import is_refusal
+from graphile_worker._db.one_by_one import all_or_each
 from graphile_worker._db.sql import statements_for
 
 if TYPE_CHECKING:
@@ -53,6 +59,23 @@ async def cancel_many(
 
 
 async def settle(connection: Connection, schema: Schema) -> Sequence[Request]:
-    """Do what can be done now about what was asked for; returns the rest."""
-    rows = await connection.fetch(statements_for(schema, _FILE)["settle"])
+    """Do what can be done now about what was asked for; returns the rest.
+
+    A request that the server refuses, because of a trigger on the job as a rule, keeps no other from being
+    settled.
+    """
+    statements = statements_for(schema, _FILE)
+
+    async def settle_some(ids: Sequence[int] | None) -> list[asyncpg.Record]:
+        return await connection.fetch(statements["settle"], ids)
+
+    try:
+        async with connection.transaction() if connection.is_in_transaction() else nullcontext():
+            rows = await settle_some(None)
+    except asyncpg.PostgresError as error:
+        if not is_refusal(error):
+            raise
+        async with read_committed(connection):
+            ids = [row["id"] for row in await connection.fetch(statements["read_requests"])]
+            rows = (await all_or_each(connection, schema, ids, settle_some)).rows
     return [Request(*row) for row in rows]

@@ -30,19 +30,18 @@ if TYPE_CHECKING:
 _UNSAYABLE = "It failed, and what it failed with cannot be stored"
 
 
-def as_changes(results: Sequence[Result], *, unicode: bool, plain: bool = False) -> str | None:
+def as_changes(results: Sequence[Result], *, unicode: bool) -> str | None:
     """What is to be done to those that did not complete.
 
     Args:
         results: What became of jobs.
         unicode: Whether the database has every character.
-        plain: Whether to leave out all that a task has said: the database has refused it.
     """
     others = [result for result in results if type(result.outcome) is not Completed]
     if not others:
         return None
     changes = [
-        _plain(result) if plain else _change(result.held, result.outcome, unicode=unicode)
+        _plain(result) if result.plain else _change(result.held, result.outcome, unicode=unicode)
         for result in others
     ]
     # Not as escapes, which an old server takes only if its encoding is UTF-8.

@@ -14,6 +14,8 @@ from graphile_worker._db.any_bytes import fetch as fetch_any_bytes
 from graphile_worker._db.any_bytes import keeps_any_bytes
 from graphile_worker._db.changes import as_changes
 from graphile_worker._db.connect import knows_all_characters, read_committed
+from graphile_worker._db.failures import GivenUpError
+from graphile_worker._db.one_by_one import all_or_each
 from graphile_worker._db.sql import Schema, statements_for
 from graphile_worker.job import Job, JobState
 from graphile_worker.payload import decode_payload
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 _NO_FLAGS: frozenset[str] = frozenset()
 _NEVER = 1e9
+_LONGEST_WAIT = 5.0
 
 
 class Claim(NamedTuple):
@@ -76,6 +79,8 @@ class Result(msgspec.Struct, frozen=True, gc=False):
     held: Held
     outcome: Outcome
     queue: QueueLock | None
+    plain: bool = False
+    """Whether to leave out all that the task has said: the database has refused it."""
 
 
 class Position(NamedTuple):
@@ -103,10 +108,26 @@ class Wish:
     """Whether jobs of others could be claimed too, by another wish."""
     after_queue: int | None = 0
     """Where to go on visiting queues one by one, if jobs of locked queues hide the others; None: not now."""
+    left_out: Sequence[int] | None = None
+    """Ids of jobs not to claim."""
 
 
 NOTHING = Wish()
 _order = attrgetter("order")
+
+
+class Refusal(NamedTuple):
+    """Why the server refused to change a job: a constraint or a trigger, as a rule."""
+
+    message: str
+    sqlstate: str
+    task: str = ""
+    """Known for jobs that could not be claimed."""
+
+    @property
+    def is_about_data(self) -> bool:
+        """Whether a value cannot be what it is to be."""
+        return self.sqlstate.startswith("22")
 
 
 @dataclass(slots=True)
@@ -119,6 +140,10 @@ class Reply:
     """Finished jobs that somebody's transaction has locked: still ours, ask again."""
     lost: set[Claim] = field(default_factory=set)
     """Finished jobs that are not ours any more."""
+    refused: dict[Claim, Refusal] = field(default_factory=dict)
+    """Finished jobs whose results the server does not take. Empty unless the call was careful."""
+    unclaimable: dict[int, Refusal] = field(default_factory=dict)
+    """Jobs that the server does not let us lock, by id. Empty unless the call was careful."""
     contended: bool = False
     next_due: datetime | None = None
     next_queue: int | None = 0
@@ -159,6 +184,8 @@ class Locked(NamedTuple):
     queues: dict[int, datetime]
     taken: frozenset[Claim] = frozenset()
     """What others took from us, because they had declared us dead."""
+    generation: int = 0
+    """Of the session that read it: calls of earlier sessions do nothing from now on."""
 
 
 async def prepare(connection: Connection, schema: Schema) -> Fetch:
@@ -184,9 +211,23 @@ async def exchange(
     tasks: Mapping[int, str],
     fetch: Fetch | None = None,
     *,
-    plain: bool = False,
+    generation: int | None = None,
+    careful: bool = False,
 ) -> Answer:
-    """Record results, and claim jobs; with what `prepare` returned it is faster."""
+    """Record results, and claim jobs; with what `prepare` returned it is faster.
+
+    Args:
+        connection: Where to ask.
+        schema: Whose jobs.
+        worker_id: The worker that holds the jobs.
+        results: What became of jobs.
+        wish: What to claim.
+        tasks: The worker's tasks by their ids.
+        fetch: What `prepare` returned.
+        generation: That of the session, from `read_locked`. The server refuses the call if the worker has
+            connected again since. None for a worker that never reads back what it holds.
+        careful: Whether to record and claim job by job, so that a refusal concerns one job alone. Slower.
+    """
     if fetch is None:
         statement = statements_for(schema, "exchange.sql")["exchange"]
         fetch = partial(fetch_any_bytes, connection, statement, timeout=_patience(connection))
@@ -197,7 +238,7 @@ async def exchange(
         [result.held.locked_at for result in results],
         [result.queue and result.queue.id for result in results] if queued else None,
         [result.queue and result.queue.locked_at for result in results] if queued else None,
-        as_changes(results, unicode=knows_all_characters(connection), plain=plain),
+        as_changes(results, unicode=knows_all_characters(connection)),
         [task_id for task_id, task in tasks.items() if wish.tasks is None or task in wish.tasks],
         wish.wanted,
         wish.run_length,
@@ -205,6 +246,9 @@ async def exchange(
         wish.as_of,
         *(wish.mark or (None, None, None)),
         wish.after_queue,
+        generation,
+        careful,
+        wish.left_out,
     )
     return Answer(rows, worker_id, tasks)
 
@@ -223,15 +267,22 @@ def _read_reply(rows: list[asyncpg.Record], worker_id: str, tasks: Mapping[int, 
     while rows and (kind := rows[-1]["kind"]) == "queue":
         row = rows.pop()
         queues[row["job_queue_id"]] = QueueLock(row["job_queue_id"], now, row["queue_name"])
+    while rows and rows[-1]["kind"] == "unclaimable":
+        row = rows.pop()
+        task = tasks.get(row["task_id"], "")
+        reply.unclaimable[row["id"]] = Refusal(row["last_error"], row["key"], task)
     claimed = rows
     if rows and rows[0]["kind"] is not None:
         claimed = []
         for row in rows:
             kind = row["kind"]
+            claim = Claim(row["id"], row["locked_at"])
             if kind is None:
                 claimed.append(row)
+            elif kind == "refused":
+                reply.refused[claim] = Refusal(row["last_error"], row["key"])
             else:
-                (reply.busy if kind == "busy" else reply.lost).add(Claim(row["id"], row["locked_at"]))
+                (reply.busy if kind == "busy" else reply.lost).add(claim)
     reply.claimed = [_read_held(row, worker_id, tasks, queues, now) for row in claimed]
     reply.claimed.sort(key=_order)
     return reply
@@ -321,10 +372,15 @@ async def read_tasks(connection: Connection, schema: Schema, identifiers: Iterab
 async def read_locked(
     connection: Connection, schema: Schema, worker_id: str, tasks: Mapping[int, str]
 ) -> Locked:
-    """All that is locked by the worker, when none of its exchanges is under way any more."""
+    """All that is locked by the worker, when none of its exchanges is under way or can begin any more.
+
+    An exchange of an earlier session that hangs, and that could not be ended, makes this fail after a while.
+    """
     statements = statements_for(schema, "exchange.sql")
     async with read_committed(connection):
-        await connection.execute(statements["await_exchanges"], worker_id)
+        patience = await connection.fetchval(statements["limit_wait"], f"{_LONGEST_WAIT}s")
+        generation = await connection.fetchval(statements["begin_generation"], worker_id)
+        await connection.execute(statements["limit_wait"], patience)
         ours = await connection.fetch(statements["read_locked_queues"], worker_id)
         rows = await fetch_any_bytes(connection, statements["read_locked_jobs"], worker_id)
         taken = await connection.fetch(statements["read_taken_jobs"], worker_id)
@@ -344,37 +400,63 @@ async def read_locked(
         held.superseded = (
             job.key is None and job.attempts >= job.max_attempts and job.updated_at > held.locked_at
         )
-    return Locked(jobs, queues, frozenset(Claim(row["id"], row["locked_at"]) for row in taken))
+    claims = frozenset(Claim(row["id"], row["locked_at"]) for row in taken)
+    return Locked(jobs, queues, claims, generation)
 
 
 async def unlock_queues(
-    connection: Connection, schema: Schema, worker_id: str, queue_ids: Sequence[int]
-) -> None:
-    """Let go of queues."""
-    await connection.execute(statements_for(schema, "exchange.sql")["unlock_queues"], worker_id, queue_ids)
+    connection: Connection, schema: Schema, worker_id: str, queues: Mapping[int, datetime]
+) -> set[int]:
+    """Release queues, each by its id and the time of its lock.
+
+    Returns those that are still locked, because another transaction has the row, or a trigger refuses it.
+    """
+    statement = statements_for(schema, "exchange.sql")["unlock_queues"]
+
+    async def unlock(some: Sequence[tuple[int, datetime]]) -> list[asyncpg.Record]:
+        ids, locks = zip(*some, strict=True)
+        return await connection.fetch(statement, worker_id, ids, locks)
+
+    async with read_committed(connection):
+        unlocked = await all_or_each(connection, schema, list(queues.items()), unlock)
+    return {row["id"] for row in unlocked.rows} | {queue_id for (queue_id, _), _ in unlocked.refused}
+
+
+async def end_session(connection: Connection, schema: Schema, worker_id: str, generation: int) -> None:
+    """Let no call of the session do anything any more: the worker holds nothing, and ends."""
+    await connection.execute(statements_for(schema, "exchange.sql")["end_session"], worker_id, generation)
 
 
 async def renew(
-    connection: Connection, schema: Schema, worker_id: str, jobs: Sequence[Held], queues: Sequence[QueueLock]
+    connection: Connection,
+    schema: Schema,
+    worker_id: str,
+    jobs: Sequence[Held],
+    queues: Sequence[QueueLock],
+    *,
+    generation: int | None = None,
 ) -> None:
     """Lock again, as of now, what is still ours, so that nobody takes the locks for forgotten."""
     statements = statements_for(schema, "exchange.sql")
+
+    async def renew_jobs(jobs: Sequence[Held]) -> list[asyncpg.Record]:
+        ids, locks = [held.job.id for held in jobs], [held.locked_at for held in jobs]
+        return await connection.fetch(statements["renew_jobs"], worker_id, ids, locks)
+
+    async def renew_queues(queues: Sequence[QueueLock]) -> list[asyncpg.Record]:
+        ids, locks = [queue.id for queue in queues], [queue.locked_at for queue in queues]
+        return await connection.fetch(statements["renew_queues"], worker_id, ids, locks)
+
     async with read_committed(connection):
-        # Jobs before queues, as everybody does who locks both.
-        rows = await connection.fetch(
-            statements["renew_jobs"],
-            worker_id,
-            [held.job.id for held in jobs],
-            [held.locked_at for held in jobs],
-        )
-        job_locks = {row["id"]: row["locked_at"] for row in rows}
-        rows = await connection.fetch(
-            statements["renew_queues"],
-            worker_id,
-            [queue.id for queue in queues],
-            [queue.locked_at for queue in queues],
-        )
-        queue_locks = {row["id"]: row["locked_at"] for row in rows}
+        if generation is not None and not await connection.fetchval(
+            statements["confirm_generation"], worker_id, generation
+        ):
+            raise GivenUpError("this call was given up by its worker")
+        # Jobs before queues, as everybody does who locks both. What the server refuses stays as it is.
+        renewed = await all_or_each(connection, schema, jobs, renew_jobs)
+        job_locks = {row["id"]: row["locked_at"] for row in renewed.rows}
+        renewed_queues = await all_or_each(connection, schema, queues, renew_queues)
+        queue_locks = {row["id"]: row["locked_at"] for row in renewed_queues.rows}
     for held in jobs:
         held.locked_at = job_locks.get(held.job.id, held.locked_at)
     for queue in queues:

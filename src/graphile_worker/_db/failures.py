@@ -34,6 +34,10 @@ _BY_CONSTRAINT = {
 }
 _NOT_OF_NODE = ("_private_python_", "_private_workers")
 _BAD_KEY_MODE = "GWBKM"
+_NOT_ABOUT_A_ROW = frozenset({"08", "25", "26", "28", "3D", "3F", "40", "53", "55", "57", "58"})
+"""Classes of SQLSTATEs: connections, transactions, locks, resources, shutdowns."""
+_CONFLICTS = frozenset({"40", "55"})
+_GIVEN_UP = "GWGUP"
 _NONE_GIVEN = " No password is given, neither in the connection string nor as PGPASSWORD."
 
 
@@ -167,6 +171,41 @@ def trouble_of(error: BaseException) -> Trouble:
             return Trouble.LOST
 
 
+def is_refusal(error: BaseException | None) -> bool:
+    """Whether the server refuses what a statement does to some row, and not the statement as such.
+
+    As a rule it was a constraint or a trigger of the user's, with whatever SQLSTATE that raises. To repeat
+    the statement is of no use then, but the server may accept a part of it.
+    """
+    return (
+        isinstance(error, asyncpg.PostgresError)
+        and not isinstance(error, asyncpg.InsufficientPrivilegeError)
+        and trouble_of(error) is not Trouble.LOST
+        and (error.sqlstate or "")[:2] not in _NOT_ABOUT_A_ROW
+    )
+
+
+def is_timeout(error: BaseException | None) -> bool:
+    """Whether the server stopped the statement, because it took too long as a rule."""
+    return isinstance(error, asyncpg.QueryCanceledError)
+
+
+def is_given_up(error: BaseException | None) -> bool:
+    """Whether the exchange is closed for this session: then the worker has to connect again."""
+    return isinstance(error, GivenUpError) or (
+        isinstance(error, asyncpg.PostgresError) and error.sqlstate == _GIVEN_UP
+    )
+
+
+class GivenUpError(Exception):
+    """The worker has connected again since, so this session may not change anything any more."""
+
+
+def is_conflict(error: BaseException | None) -> bool:
+    """Whether other transactions were in the way. As a rule that passes, but not if a trigger says it."""
+    return isinstance(error, asyncpg.PostgresError) and (error.sqlstate or "")[:2] in _CONFLICTS
+
+
 def is_about_content(error: BaseException | None) -> bool:
     """Whether a type, a constraint or a trigger refuses what a statement brings, and not who brings it."""
     sqlstate = error.sqlstate or "" if isinstance(error, asyncpg.PostgresError) else ""
@@ -208,7 +247,29 @@ def _lost(error: Exception) -> DatabaseError:
     )
 
 
+def message_of(error: BaseException) -> str:
+    """What the error says. Without the server's details, which may quote a whole row with its payload."""
+    text = error.args[0] if isinstance(error, asyncpg.PostgresError) and error.args else error
+    return str(text).strip() or type(error).__name__
+
+
+def without_details(error: BaseException) -> None:
+    """Remove the server's details from an error, and from those that led to it, before it is logged."""
+    known: set[int] = set()
+    open_ones: list[BaseException | None] = [error]
+    while open_ones:
+        one = open_ones.pop()
+        if one is None or id(one) in known:
+            continue
+        known.add(id(one))
+        if isinstance(one, asyncpg.PostgresError):
+            one.detail = None
+        open_ones += [one.__cause__, one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+            open_ones += one.exceptions
+
+
 def sentence(error: Exception) -> str:
     """What the error says, without details, as a sentence."""
-    text = str(getattr(error, "message", None) or error).strip()
+    text = message_of(error)
     return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")

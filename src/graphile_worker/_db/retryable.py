@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import asyncpg
 
+from graphile_worker._db.failures import message_of
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -76,7 +78,8 @@ async def retrying(operation: Callable[[], Awaitable[T]], *, attempts: int, logg
             if not is_retryable(error):
                 raise
             delay = retry_delay(error, attempt)
-            why = "The connection is closed" if _found_connection_dead(error) else error
+            # Without the server's details, which may quote a whole row.
+            why = "The connection is closed" if _found_connection_dead(error) else message_of(error)
             logger.warning("%s: trying again in %.2f s", why, delay)
         await asyncio.sleep(delay)
     return await operation()

@@ -19,7 +19,7 @@ BREAKING_COLUMN = "breaking boolean"
 class OwnMigration(NamedTuple):
     """A step that adds objects of ours; its script is ``own/<id>_<name>.sql``.
 
-    Ids grow, and may have gaps.
+    Ids only grow. One that is missing belongs to a step whose objects a later step replaces.
     """
 
     id: int
@@ -32,8 +32,8 @@ FUNCTIONS = OwnMigration(7, "functions")
 OWN_MIGRATIONS: Sequence[OwnMigration] = (
     WORKERS,
     OwnMigration(2, "indexes"),
-    OwnMigration(3, "exchange"),
     OwnMigration(4, "cancellations"),
+    OwnMigration(5, "exchange"),
     FUNCTIONS,
 )
 

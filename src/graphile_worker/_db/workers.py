@@ -11,6 +11,7 @@ from graphile_worker._db import queries
 from graphile_worker._db.any_bytes import fetch
 from graphile_worker._db.cancellations import settle
 from graphile_worker._db.connect import knows_all_characters, read_committed
+from graphile_worker._db.one_by_one import all_or_each
 from graphile_worker._db.sql import Schema, statements_for
 from graphile_worker.liveness import WorkerInfo
 
@@ -186,35 +187,75 @@ async def read_held(
     return [queries.read_job(row) for row in rows], queues
 
 
+class Freed(NamedTuple):
+    """What was freed, by ids; and what the server refuses to free, with the reasons."""
+
+    jobs: set[int]
+    queues: set[int]
+    refused_jobs: Mapping[int, str]
+    refused_queues: Mapping[int, str]
+
+
 async def free(
     connection: Connection, schema: Schema, worker_ids: Sequence[str], changes: Sequence[Mapping[str, object]]
-) -> tuple[set[int], set[int]]:
-    """Free these jobs, and queues that have no locked job then; returns the ids of both."""
+) -> Freed:
+    """Free these jobs, and queues that have no locked job then.
+
+    A job that the server refuses to free, because of a trigger as a rule, stays locked. The others do not.
+    """
     statements = statements_for(schema, _FILE)
+
+    async def free_jobs(some: Sequence[Mapping[str, object]]) -> list[asyncpg.Record]:
+        return await connection.fetch(statements["free_jobs"], _as_json(connection, some))
+
+    async def free_queues(ids: Sequence[int]) -> list[asyncpg.Record]:
+        return await connection.fetch(statements["free_queues"], dead, ids)
+
     async with read_committed(connection):
         await connection.execute(statements["do_not_dawdle"])
-        dead = {row["id"] for row in await connection.fetch(statements["lock_dead"], worker_ids)}
-        ours = _as_json(connection, [change for change in changes if change["locked_by"] in dead])
+        dead = [row["id"] for row in await connection.fetch(statements["lock_dead"], worker_ids)]
+        ours = [change for change in changes if change["locked_by"] in dead]
         # Jobs before queues, as everybody does who locks both.
-        freed = await connection.fetch(statements["free_jobs"], ours)
-        jobs = {row["id"] for row in freed}
-        if freed:
-            await connection.execute(statements["note_taken"], *zip(*freed, strict=True))
+        jobs = await all_or_each(connection, schema, ours, free_jobs)
+        if jobs.rows:
+            await connection.execute(statements["note_taken"], *zip(*jobs.rows, strict=True))
             # Before anybody can claim them again.
             await settle(connection, schema)
-        queues = {row["id"] for row in await connection.fetch(statements["free_queues"], list(dead))}
-        if jobs or queues:
-            await connection.execute(statements["tell_of_jobs"], len(jobs) or 1)
-        await connection.execute(statements["forget_dead"], list(dead))
-    return jobs, queues
+        idle = [row["id"] for row in await connection.fetch(statements["find_idle_queues"], dead)]
+        queues = await all_or_each(connection, schema, idle, free_queues)
+        if jobs.rows or queues.rows:
+            await connection.execute(statements["tell_of_jobs"], len(jobs.rows) or 1)
+        await connection.execute(statements["forget_dead"], dead)
+    return Freed(
+        {row["id"] for row in jobs.rows},
+        {row["id"] for row in queues.rows},
+        {cast("int", change["id"]): why for change, why in jobs.refused},
+        dict(queues.refused),
+    )
 
 
-async def unlock_stale(connection: Connection, schema: Schema) -> None:
+async def unlock_stale(connection: Connection, schema: Schema) -> Freed:
     """Free what has been locked for more than four hours, whoever locked it."""
     statements = statements_for(schema, _FILE)
+
+    async def unlock_jobs(ids: Sequence[int]) -> list[asyncpg.Record]:
+        return await connection.fetch(statements["unlock_stale_jobs"], ids)
+
+    async def unlock_queues(ids: Sequence[int]) -> list[asyncpg.Record]:
+        return await connection.fetch(statements["unlock_stale_queues"], ids)
+
     async with read_committed(connection):
-        await connection.execute(statements["unlock_stale_jobs"])
-        await connection.execute(statements["unlock_stale_queues"])
+        ids = [row["id"] for row in await connection.fetch(statements["find_stale_jobs"])]
+        jobs = await all_or_each(connection, schema, ids, unlock_jobs)
+        ids = [row["id"] for row in await connection.fetch(statements["find_stale_queues"])]
+        queues = await all_or_each(connection, schema, ids, unlock_queues)
+        await connection.execute(statements["forget_old_sessions"])
+    return Freed(
+        {row["id"] for row in jobs.rows},
+        {row["id"] for row in queues.rows},
+        dict(jobs.refused),
+        dict(queues.refused),
+    )
 
 
 def _as_json(connection: Connection, value: object) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from datetime import datetime
 
     from graphile_worker._db.exchange import Held, Locked, QueueLock
 
@@ -21,8 +22,8 @@ class Reconciled(NamedTuple):
     """In hand, and locked by us."""
     adopted: list[Held]
     """Locked by us, and not in hand until now."""
-    spare_queues: list[int]
-    """Locked by us, though no job of theirs is in hand."""
+    spare_queues: dict[int, datetime]
+    """Locked by us since then, though no job of theirs is in hand."""
 
 
 def reconcile(in_hand: Iterable[Held], locked: Locked) -> Reconciled:
@@ -41,7 +42,7 @@ def reconcile(in_hand: Iterable[Held], locked: Locked) -> Reconciled:
     matched = set(still_ours.values())
     adopted = [held for held in locked.jobs if held not in matched]
     needed = queues.keys() | {held.queue.id for held in adopted if held.queue is not None}
-    spare = [queue_id for queue_id in locked.queues if queue_id not in needed]
+    spare = {queue_id: at for queue_id, at in locked.queues.items() if queue_id not in needed}
     return Reconciled(set(still_ours), adopted, spare)
 
 

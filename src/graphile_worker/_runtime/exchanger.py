@@ -8,19 +8,30 @@ back.
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, nullcontext
+import asyncio
+from contextlib import AsyncExitStack, nullcontext, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from graphile_worker._db import exchange as database
 from graphile_worker._db.connect import is_open
-from graphile_worker._db.failures import Trouble, is_about_data, statement_failed, trouble_of
+from graphile_worker._db.failures import (
+    Trouble,
+    is_about_data,
+    is_conflict,
+    is_given_up,
+    is_refusal,
+    is_timeout,
+    message_of,
+    statement_failed,
+    trouble_of,
+)
 from graphile_worker._db.workers import hold_session
 from graphile_worker.errors import GraphileWorkerError
 from graphile_worker.wording import without_end
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
@@ -30,6 +41,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _RENEW_AFTER = 3600.0
+_GOODBYE = 2.0
 
 
 class OutageError(Exception):
@@ -38,11 +50,21 @@ class OutageError(Exception):
     def __init__(
         self, why: BaseException, *, unknown: bool, error: GraphileWorkerError | None = None
     ) -> None:
-        super().__init__(without_end(str(why)) or type(why).__name__)
+        super().__init__(without_end(message_of(why)))
         self.error = error
         """The same, for somebody who does not want to wait."""
         self.unknown = unknown
         """Whether it may have been done after all."""
+        self.is_refusal = is_refusal(why)
+        """Whether the server may accept a part of it."""
+        self.is_conflict = is_conflict(why)
+        """Whether other transactions were in the way, or a trigger says so."""
+        self.is_about_data = is_about_data(why)
+        """Whether a value cannot be what it is to be."""
+        self.is_timeout = is_timeout(why)
+        """Whether the server stopped the statement, because it took too long as a rule."""
+        self.is_given_up = is_given_up(why)
+        """Whether the session may not exchange any more; another one may."""
 
 
 class UnderWay(NamedTuple):
@@ -55,6 +77,8 @@ class UnderWay(NamedTuple):
     """When it was sent, by the clock of our vitals."""
     answer: Awaitable[Answer]
     """A task, if it was sent before somebody waits for it."""
+    careful: bool = False
+    """Whether each job is recorded and claimed by itself."""
 
 
 class Exchanger:
@@ -68,6 +92,7 @@ class Exchanger:
         self._connection: Connection | None = None
         self._backend: Backend | None = None
         self._fetch: Fetch | None = None
+        self._generation = 0
         self._resources = AsyncExitStack()
         self.holds_session = False
         """Whether others can see that the connection is there."""
@@ -98,7 +123,7 @@ class Exchanger:
         except Exception as error:
             await self.disconnect()
             raise self._explained(error, unknown=False) from error
-        self._connection = connection
+        self._connection, self._generation = connection, locked.generation
         return locked
 
     async def disconnect(self) -> None:
@@ -111,25 +136,28 @@ class Exchanger:
         if self._connection is not None:
             self._connection.terminate()
 
-    async def exchange(self, results: Sequence[Result], wish: Wish) -> Answer:
-        """Record results, and claim jobs."""
-        try:
-            return await self._exchange(results, wish, plain=False)
-        except OutageError as outage:
-            if outage.__cause__ is None or not is_about_data(outage.__cause__):
-                raise
-            # Something that a task said of its job. Sent again it would be refused for ever, and all else
-            # with it.
-            self._session.logger.exception("The database refuses to record a result; recording less of it")
-            return await self._exchange(results, wish, plain=True)
-
-    async def _exchange(self, results: Sequence[Result], wish: Wish, *, plain: bool) -> Answer:
+    async def exchange(self, results: Sequence[Result], wish: Wish, *, careful: bool = False) -> Answer:
+        """Record results, and claim jobs; if `careful`, then job by job."""
         return await self._ask(
             lambda on: database.exchange(
                 *(on, self._session.schema, self._worker_id, results, wish, self._tasks, self._fetch),
-                plain=plain,
-            )
+                generation=self._generation,
+                careful=careful,
+            ),
+            # What a trigger lacks looks like something that the schema lacks: a careful call tells.
+            may_be_fatal=careful,
         )
+
+    async def leave(self) -> None:
+        """End the session: nothing is locked under our name, and nothing is to be."""
+        # If it cannot be done now, it is forgotten later.
+        with suppress(OutageError, GraphileWorkerError, TimeoutError):
+            async with asyncio.timeout(_GOODBYE):
+                await self._ask(
+                    lambda on: database.end_session(
+                        on, self._session.schema, self._worker_id, self._generation
+                    )
+                )
 
     async def renew(self, in_hand: Iterable[Held], now: datetime) -> None:
         """Lock anew what has been ours for an hour, before anybody takes it for forgotten."""
@@ -140,7 +168,9 @@ class Exchanger:
         queues = [lock for lock in locks.values() if lock.locked_at < longest_ago]
         if jobs or queues:
             await self._ask(
-                lambda on: database.renew(on, self._session.schema, self._worker_id, jobs, queues)
+                lambda on: database.renew(
+                    *(on, self._session.schema, self._worker_id, jobs, queues), generation=self._generation
+                )
             )
 
     async def refresh_tasks(self) -> None:
@@ -149,17 +179,13 @@ class Exchanger:
             lambda on: database.register_tasks(on, self._session.schema, self._identifiers)
         )
 
-    async def unlock_queues(self, queue_ids: Sequence[int]) -> None:
-        """Let go of queues that no job in hand belongs to. Whoever could not has to connect again."""
-        try:
-            await self._ask(
-                lambda on: database.unlock_queues(on, self._session.schema, self._worker_id, queue_ids)
-            )
-        except Exception:
-            self.abandon()
-            raise
+    async def unlock_queues(self, queues: Mapping[int, datetime]) -> set[int]:
+        """Release queues that no job in hand belongs to. Returns those that are still locked."""
+        return await self._ask(
+            lambda on: database.unlock_queues(on, self._session.schema, self._worker_id, queues)
+        )
 
-    async def _ask(self, question: Callable[[Connection], Awaitable[T]]) -> T:
+    async def _ask(self, question: Callable[[Connection], Awaitable[T]], *, may_be_fatal: bool = True) -> T:
         connection = self._connection
         if connection is None:
             raise OutageError(ConnectionError("there is no connection"), unknown=False)
@@ -167,23 +193,26 @@ class Exchanger:
             async with self._statement_on(connection):
                 return await question(connection)
         except Exception as error:
-            lost = trouble_of(error) is Trouble.LOST
+            given_up = is_given_up(error)
+            lost = trouble_of(error) is Trouble.LOST and not given_up
             if lost:
                 if is_open(connection):
                     # What we asked may still be under way on it: nobody else may get it.
                     connection.terminate()
                 await self.disconnect()
-            raise self._explained(error, unknown=lost) from error
+            elif given_up:
+                await self.disconnect()
+            raise self._explained(error, unknown=lost, may_be_fatal=may_be_fatal) from error
 
     def _statement_on(self, connection: Connection) -> AbstractAsyncContextManager[object]:
         if self._session.pool.prepared_statements:
             return nullcontext()
         return connection.transaction(isolation="read_committed")  # see Pool.connection
 
-    def _explained(self, error: Exception, *, unknown: bool) -> Exception:
+    def _explained(self, error: Exception, *, unknown: bool, may_be_fatal: bool = True) -> Exception:
         explained = (
             error if isinstance(error, GraphileWorkerError) else statement_failed(error, self._session.schema)
         )
-        if trouble_of(error) is Trouble.FATAL:
+        if trouble_of(error) is Trouble.FATAL and (may_be_fatal or not is_refusal(error)):
             return explained
         return OutageError(error, unknown=unknown, error=explained)

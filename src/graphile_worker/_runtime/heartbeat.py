@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphile_worker._db import workers as database
 from graphile_worker._db.connect import end
-from graphile_worker._db.failures import Trouble, server_is_down, trouble_of
+from graphile_worker._db.failures import Trouble, message_of, server_is_down, trouble_of
 from graphile_worker._db.keepalive import keep_alive
 
 if TYPE_CHECKING:
@@ -258,8 +258,7 @@ class Heartbeat:
         self._on_loss()
         if not self._complained:
             self._complained = True
-            why = str(error) or type(error).__name__
-            self._say(logging.WARNING, "The heartbeat cannot be recorded: %s", why)
+            self._say(logging.WARNING, "The heartbeat cannot be recorded: %s", message_of(error))
 
     def _on_termination(self, connection: object) -> None:
         if connection is self._connection:

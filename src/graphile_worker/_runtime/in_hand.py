@@ -6,18 +6,21 @@ from itertools import chain
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from graphile_worker import events as event
 from graphile_worker._runtime.adoption import reconcile
 from graphile_worker._runtime.gates import Gates
 from graphile_worker._runtime.prefetch import Prefetched
 from graphile_worker._runtime.results import Results
 from graphile_worker._runtime.slots import Slots
-from graphile_worker.outcome import Cancelled
+from graphile_worker.outcome import Cancelled, Completed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from datetime import datetime
 
-    from graphile_worker._db.exchange import Held, Locked, Reply, Result
+    from graphile_worker._db.exchange import Held, Locked, Refusal, Reply, Result
     from graphile_worker._runtime.executor import Executor
     from graphile_worker._runtime.vitals import Vitals
     from graphile_worker.emitter import Events
@@ -88,13 +91,38 @@ class InHand:
             self._events.emit(event.LocalQueueGetJobsComplete(worker_pool=self._pool, jobs=jobs))
         self._start()
 
-    def settle(self, results: list[Result], reply: Reply) -> None:
-        """The database was told of these, and answered."""
-        recorded, lost = self.results.sort_out(results, reply)
-        self._settle(recorded, event.JobComplete)
-        self._settle(lost, event.JobLost)
+    def settle(self, results: list[Result], reply: Reply) -> bool:
+        """The database was told of these, and answered. Returns whether it refused one for the first time."""
+        found = self.results.sort_out(results, reply)
+        self._settle(found.recorded, event.JobComplete)
+        self._settle(found.lost, event.JobLost)
+        for result in found.late:
+            job = result.held.job
+            self._logger.info("The outcome of job %d (%s) is recorded after all", job.id, job.task_identifier)
+        new = [result for result, refusal in found.refused if self._refuse(result, refusal)]
+        return bool(new)
 
-    def adopt(self, locked: Locked) -> list[int]:
+    def _refuse(self, result: Result, refusal: Refusal) -> bool:
+        """Keep a result that the server refused. Returns whether it is the first time."""
+        job = result.held.job
+        if refusal.is_about_data and not isinstance(result.outcome, Completed) and not result.plain:
+            # Something that the task said of its job cannot be stored.
+            self._logger.warning(
+                "The database refuses what became of job %d (%s): %s. Recording less of it",
+                *(job.id, job.task_identifier, refusal.message),
+            )
+            self.results.send_plain(replace(result, plain=True))
+            return True
+        is_new = self.results.park(result)
+        if is_new:
+            self._logger.warning(
+                "The database refuses to record the outcome of job %d (%s): %s. The job stays locked until "
+                "that is recorded; other jobs are not affected",
+                *(job.id, job.task_identifier, refusal.message),
+            )
+        return is_new
+
+    def adopt(self, locked: Locked) -> dict[int, datetime]:
         """Take in hand what an exchange of which we got no answer claimed; returns queues to let go."""
         found = reconcile(self.all, locked)
         gone = self.results.confirm(found.still_ours)

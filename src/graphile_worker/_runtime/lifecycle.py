@@ -216,6 +216,8 @@ class Runner:
             if unreachable or too_late or dying:
                 raise _unrecorded(worker.in_hand)
             await _first_of(worker.idle, self._interrupt, seconds=_STEP)
+        if worker.in_hand:  # the server refuses to record what became of these
+            raise _unrecorded(worker.in_hand)
 
     def _report_unrecorded(self, error: ShutdownError) -> None:
         self._worker.give_up(error)

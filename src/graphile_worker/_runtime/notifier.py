@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from graphile_worker import events as event
 from graphile_worker._db import exchange as database
 from graphile_worker._db.cancellations import CHANNEL as _CANCELLATION
+from graphile_worker._db.failures import message_of
 from graphile_worker._db.listen import Ear, listening
 from graphile_worker._runtime.service import Service, pause_after
 from graphile_worker.wording import without_end
@@ -123,7 +124,7 @@ class Notifier(Service):
     def _pause(self, error: Exception) -> float:
         self._attempts = 1 if self._heard else self._attempts + 1
         if self._heard:
-            self.logger.info("The listening connection is lost (%s); connecting again", error)
+            self.logger.info("The listening connection is lost (%s); connecting again", message_of(error))
         elif not self._complained:
             self._complained = True
             hint = ""
@@ -132,7 +133,7 @@ class Notifier(Service):
                     " If there is a PgBouncer in between, pass listen_dsn with a direct connection, or "
                     "listen=False (--listen-connection, --no-listen)."
                 )
-            reason = without_end(str(error))
+            reason = without_end(message_of(error))
             self.logger.warning(
                 "Notifications of new jobs do not arrive (%s), so the queue is polled.%s", reason, hint
             )

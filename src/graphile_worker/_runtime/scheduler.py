@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from graphile_worker import events as event
 from graphile_worker._db import crontabs as database
 from graphile_worker._db.crontabs import Due
-from graphile_worker._db.failures import is_about_content
+from graphile_worker._db.failures import is_about_content, without_details
 from graphile_worker._runtime.service import Service, pause_after
 from graphile_worker.errors import DatabaseError, GraphileWorkerError, InvalidJobError
 from graphile_worker.wording import counted, some
@@ -283,6 +283,7 @@ class Scheduler(Service):
     def _owe(self, due: Due, error: Exception) -> None:
         """That one, and all after it, are to be added with those of the next minute."""
         self._refused[due.place] = due.minute
+        without_details(error)  # they may quote a whole row
         self.logger.error(
             "No job of the cron item %r is added, but will be later: %s",
             *(due.identifier, error),

@@ -6,6 +6,8 @@ import asyncio
 import random
 from typing import TYPE_CHECKING
 
+from graphile_worker._db.failures import without_details
+
 if TYPE_CHECKING:
     from graphile_worker.logs import ScopedLogger
 
@@ -58,9 +60,10 @@ class Service:
             self._woken.clear()
             try:
                 delay = await self.tick()
-            except Exception:
+            except Exception as error:
                 self._failures += 1
                 delay = pause_after(self._failures)
+                without_details(error)  # they may quote a whole row
                 self.logger.exception("The %s failed; again in %.1f s", self.name, delay)
             else:
                 self._failures = 0

@@ -60,9 +60,15 @@ class StaleLocks(Service):
         """Free them now."""
         self._events.emit(event.ResetLockedStarted(worker_pool=self._pool))
         try:
-            await self._session.call(lambda on: database.unlock_stale(on, self._session.schema))
+            freed = await self._session.call(lambda on: database.unlock_stale(on, self._session.schema))
         except Exception as error:  # noqa: BLE001 - it is tried again later, whatever it is
             self.logger.warning("Stale locks could not be freed: %s", error)
             self._events.emit(event.ResetLockedFailure(worker_pool=self._pool, delay=delay, error=error))
         else:
+            for kind, refused in (("job", freed.refused_jobs), ("queue", freed.refused_queues)):
+                for number, why in refused.items():
+                    self.logger.warning(
+                        "The database refuses to free the %s %d, locked for more than 4 hours: %s",
+                        *(kind, number, why),
+                    )
             self._events.emit(event.ResetLockedSuccess(worker_pool=self._pool, delay=delay))

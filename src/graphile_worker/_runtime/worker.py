@@ -8,22 +8,27 @@ answer to the last one is read, so that the server works while we do.
 from __future__ import annotations
 
 import asyncio
+import logging
 from time import monotonic
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from graphile_worker import events as event
 from graphile_worker._db.exchange import NOTHING, Wish
 from graphile_worker._runtime.demand import Demand
 from graphile_worker._runtime.exchanger import OutageError, UnderWay
 from graphile_worker._runtime.looks import AFTER_A_VAIN_LOOK, Looks
+from graphile_worker._runtime.refusals import Refusals
 from graphile_worker._runtime.service import Service
+from graphile_worker._runtime.spare_queues import SpareQueues
 from graphile_worker._runtime.weather import Weather
 from graphile_worker.errors import ConfigurationError, GraphileWorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from graphile_worker._db.exchange import Answer, Held, Reply, Result
+    from graphile_worker._db.exchange import Answer, Held, Refusal, Reply
     from graphile_worker._runtime.clock import Clock
     from graphile_worker._runtime.exchanger import Exchanger
     from graphile_worker._runtime.flags import ForbiddenFlags
@@ -35,6 +40,8 @@ if TYPE_CHECKING:
     from graphile_worker.options import WorkerOptions
 
 _HOUSEKEEPING = 60.0
+_MOST_NAMED = 20
+_MOST_REFUSED = 1000
 GIVE_UP_AFTER = 10.0
 """Seconds for which a worker that stops waits for a database that does not answer."""
 
@@ -68,11 +75,14 @@ class Worker(Service):
         self._slots, self._results = in_hand.slots, in_hand.results
         self._demand = Demand(options, in_hand, flags, self._looks, clock, vitals)
         self._sent_ahead: UnderWay | None = None
+        self._refusals = Refusals()
+        self._spare_queues = SpareQueues()
+        self._named, self._full = 0, False
         self._weather = Weather(logger)
         self._house_kept = monotonic()
         flags.answered = self.look
         self._claims_unknown = self._nothing_left = self._declared_dead = self._mourned = False
-        self._stopping = self._interrupted = self._saving = self._given_up = False
+        self._stopping = self._interrupted = self._saving = self._given_up = self._last_try = False
         self.idle = asyncio.Event()
         """Set when the worker was told to stop, or to end when nothing is left, and nothing is in hand."""
         self.fatal: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -161,7 +171,7 @@ class Worker(Service):
     @property
     def leaves_nothing(self) -> bool:
         """Whether nothing can be locked under our name any more."""
-        return not (self._in_hand or self._claims_unknown or self._sent_ahead)
+        return not (self._in_hand or self._claims_unknown or self._sent_ahead or self._spare_queues)
 
     @property
     def running(self) -> Sequence[Held]:
@@ -190,6 +200,8 @@ class Worker(Service):
             await asyncio.wait([self._task])
         await self.stop()
         await self._recall()
+        if self.leaves_nothing:
+            await self._exchanger.leave()
         await self._exchanger.disconnect()
         self._slots.close(self.fatal.exception() if self.fatal.done() else None)
 
@@ -219,6 +231,8 @@ class Worker(Service):
             quiet_since = monotonic() if was_running else quiet_since
         if self._in_hand:
             self.logger.error("The event loop was closed before %d jobs were recorded", len(self._in_hand))
+        elif self.leaves_nothing:
+            await self._exchanger.leave()
         await self._exchanger.disconnect()
         if self.on_saved is not None:
             await self.on_saved()
@@ -233,6 +247,8 @@ class Worker(Service):
         try:
             return await self._tick()
         except OutageError as outage:
+            if outage.is_given_up:
+                return 0.0  # on another connection
             self._weather.outage(outage)
             return self._weather.pause
         except GraphileWorkerError as error:
@@ -265,24 +281,33 @@ class Worker(Service):
                 AFTER_A_VAIN_LOOK if self._looks.in_vain else _HOUSEKEEPING
             ):
                 await self._keep_house()
+            if self._spare_queues.due:
+                await self._release_spare_queues()
         except OutageError as outage:
             if self._slots.free and not self._stopping:
                 self._emit_claim_error(outage)
             raise
         wish = await self._wish()
-        results = self._results.take()
-        return self._begin_exchange(results, wish) if results or wish.wanted else None
+        return self._begin_exchange(wish) if self._results or wish.wanted else None
 
-    def _begin_exchange(self, results: list[Result], wish: Wish) -> UnderWay:
+    def _begin_exchange(self, wish: Wish) -> UnderWay:
+        wish, careful = self._refusals.prepare(wish, retries=self._results.retries)
+        results = self._results.take(self._refusals.limit)
         if wish.wanted and self._events.wants(event.WorkerGetJobStart):
             self._events.emit(event.WorkerGetJobStart(worker=self._slots.any))
-        answer = self._exchanger.exchange(results, wish)
-        return UnderWay(results, wish, monotonic(), self._vitals.clock(), answer)
+        answer = self._exchanger.exchange(results, wish, careful=careful)
+        return UnderWay(results, wish, monotonic(), self._vitals.clock(), answer, careful)
 
     async def _finish_exchange(self, exchange: UnderWay) -> None:
         self.asking = exchange.alive
         try:
             answer = await exchange.answer
+        except OutageError as outage:
+            repeated = self._otherwise(exchange, outage)
+            self._not_answered(exchange if repeated is None else repeated, outage)
+            if repeated is None:
+                raise
+            return
         except BaseException as error:
             # Cancelled only when the event loop is closed under us, or we were given up.
             self._not_answered(exchange, error)
@@ -291,10 +316,29 @@ class Worker(Service):
             self.asking = None
         self.answered = exchange.alive
         try:
-            if self._may_send_ahead(exchange.wish, answer):
+            if not exchange.careful and self._may_send_ahead(exchange.wish, answer):
                 await self._send_ahead(answer)
         finally:
             self._take_in(exchange, answer)
+
+    def _otherwise(self, exchange: UnderWay, outage: OutageError) -> UnderWay | None:
+        """See to it that the next exchange is made in another way; None if that is of no use."""
+        size = max(len(exchange.results), exchange.wish.wanted)
+        if outage.is_timeout:
+            return exchange if self._refusals.shrink(size) else None
+        if outage.is_given_up:
+            return exchange  # on another connection
+        # A conflict passes as a rule, unless it is a trigger that says so again and again.
+        is_refusal = outage.is_refusal or (outage.is_conflict and not self._weather.fair)
+        if is_refusal and not exchange.careful:
+            self.logger.debug("The database refuses an exchange: %s. Repeating it job by job", outage)
+            self._refusals.be_careful()
+            return exchange
+        if outage.is_about_data and not all(result.plain for result in exchange.results):
+            # It cannot even be read which job it is about.
+            self.logger.warning("The database refuses results: %s. Recording less of them", outage)
+            return exchange._replace(results=[replace(result, plain=True) for result in exchange.results])
+        return None
 
     def _take_in(self, exchange: UnderWay, answer: Answer) -> None:
         try:
@@ -308,11 +352,22 @@ class Worker(Service):
         if self._exchanger.holds_session:
             self._vitals.exchanged(exchange.alive)
         self._clock.observe(reply.now)
-        if exchange.results:
-            self._in_hand.settle(exchange.results, reply)
+        self._leave_out(self._refusals.answered(reply))
+        if exchange.results and self._in_hand.settle(exchange.results, reply):
+            self._refusals.be_careful()
         if exchange.wish.wanted:
             self._looks.end(exchange.sent, exchange.wish, reply)
             self._receive(exchange.wish, reply)
+
+    def _leave_out(self, unclaimable: dict[int, Refusal]) -> None:
+        for job_id, refusal in unclaimable.items():
+            self._named += 1
+            self.logger.log(
+                logging.WARNING if self._named <= _MOST_NAMED else logging.DEBUG,
+                "The database refuses to let job %d (%s) be claimed: %s. It is left out for a while%s",
+                *(job_id, refusal.task, refusal.message),
+                "; more such jobs are named at level DEBUG" if self._named == _MOST_NAMED else "",
+            )
 
     def _not_answered(self, exchange: UnderWay, error: BaseException) -> None:
         unknown = not isinstance(error, OutageError) or error.unknown
@@ -337,7 +392,7 @@ class Worker(Service):
 
     async def _send_ahead(self, answer: Answer) -> None:
         wish = await self._wish(coming=answer.only_jobs)
-        exchange = self._begin_exchange(self._results.take(), wish)
+        exchange = self._begin_exchange(wish)
         self._sent_ahead = exchange._replace(answer=asyncio.ensure_future(exchange.answer))
         await asyncio.sleep(0)  # until it is sent
 
@@ -351,6 +406,10 @@ class Worker(Service):
             self._not_answered(exchange, asyncio.CancelledError())
 
     async def _wish(self, *, coming: int = 0) -> Wish:
+        if self._results.refused >= _MOST_REFUSED:
+            self._refuse_more()
+            return NOTHING
+        self._full = False
         wish = await self._demand.wish(has_results=bool(self._results), coming=coming)
         if wish is not None:
             return wish
@@ -362,6 +421,19 @@ class Worker(Service):
             self.begin_stop()
         return NOTHING
 
+    def _refuse_more(self) -> None:
+        """Claim nothing for a while: the server may refuse the outcomes of all jobs."""
+        if not self._full:
+            self._full = True
+            self.logger.error(
+                "The database refuses to record the outcomes of %d jobs. No more jobs are claimed until it "
+                "accepts some",
+                self._results.refused,
+            )
+        self._looks.postpone()
+        if self._options.once:
+            self.begin_stop()
+
     def _delay(self) -> float | None:
         """Seconds until there is something to do, if nobody wakes us."""
         if self._results or self._sent_ahead:
@@ -372,13 +444,21 @@ class Worker(Service):
         now = monotonic()
         if self._results.again is not None:
             delays.append(self._results.again - now)
+        if self._spare_queues.again is not None:
+            delays.append(self._spare_queues.again - now)
         if self._in_hand.oldest is not None:
             delays.append(self._in_hand.oldest - now)
         return max(0.0, min(delays))
 
     def _check_idle(self) -> None:
         done = self._stopping or (self._options.once and (self._nothing_left or self._demand.closed))
-        if done and self.leaves_nothing:
+        if not done or self._claims_unknown or self._sent_ahead:
+            return
+        if self._results.refused and not self._last_try:
+            self._last_try = True
+            self._results.try_all_again()
+        # What the server refuses to the last is not waited for. The queues are freed with our other locks.
+        if len(self._in_hand) == len(self._results.hopeless):
             self.idle.set()
 
     def _receive(self, wish: Wish, reply: Reply) -> None:
@@ -393,15 +473,18 @@ class Worker(Service):
         self.wake()
 
     async def _reconnect(self) -> None:
-        spare_queues = self._in_hand.adopt(await self._exchanger.connect())
+        self._spare_queues.replace(self._in_hand.adopt(await self._exchanger.connect()))
         self._claims_unknown = False
-        if spare_queues:
-            await self._exchanger.unlock_queues(spare_queues)
         self._weather.answered()
         self._looks.wake()
         if self._declared_dead:
             self._declared_dead = False
             self.on_reconciled()
+
+    async def _release_spare_queues(self) -> None:
+        still_locked = await self._exchanger.unlock_queues(self._spare_queues.due)
+        self._spare_queues.keep(still_locked)
+        self._looks.wake()  # there may be jobs in those that were released
 
     async def _keep_house(self) -> None:
         """Now and then: see to what changes slowly."""

@@ -8,6 +8,8 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
+from msgspec import structs
+
 from graphile_worker import events as event
 from graphile_worker._db import exchange as database
 from graphile_worker._db.cancellations import settle
@@ -170,13 +172,14 @@ class Hands:
 
     async def _ask(self, results: Sequence[Result], wish: Wish) -> Reply:
         try:
-            return await self._session.call(partial(self._exchange, results, wish, plain=False))
+            return await self._session.call(partial(self._exchange, results, wish))
         except DatabaseError as error:
             if not is_about_data(error.__cause__):
                 raise
-            return await self._session.call(partial(self._exchange, results, wish, plain=True))
+            results = [structs.replace(result, plain=True) for result in results]
+            return await self._session.call(partial(self._exchange, results, wish))
 
-    async def _exchange(self, results: Sequence[Result], wish: Wish, on: Connection, *, plain: bool) -> Reply:
+    async def _exchange(self, results: Sequence[Result], wish: Wish, on: Connection) -> Reply:
         schema = self._session.schema
         # One transaction, so that the time of the database is the same for all of it.
         async with read_committed(on):
@@ -185,10 +188,8 @@ class Hands:
             else:
                 now, moved = await read_now(on, schema), self._clock.now()
                 wish = replace(wish, as_of=moved)
-                results = [Result(one.held, _counted_from(moved, now, one), one.queue) for one in results]
-            answer = await database.exchange(
-                on, schema, self._worker_id, results, wish, self._tasks, plain=plain
-            )
+                results = [structs.replace(one, outcome=_counted_from(moved, now, one)) for one in results]
+            answer = await database.exchange(on, schema, self._worker_id, results, wish, self._tasks)
         return answer.read()
 
 

@@ -41,9 +41,12 @@ select job_id, 'requested', (
   )
 from requested, told;
 
+-- name: read_requests
+select id from {schema}._private_python_cancellations order by id;
+
 -- name: settle
 -- What was asked for is done to jobs that nobody runs any more, and forgotten where there is nothing left to do.
--- Returned is what has to wait.
+-- Returned is what has to wait. Given ids of requests, all others are left alone.
 with pending as materialized (
   select request.*, job.locked_by, job.locked_at, job.id is null or job.is_over or (
     -- Somebody has rescheduled it, or added it anew, since it was cancelled: that holds. But not if that happened
@@ -58,6 +61,7 @@ with pending as materialized (
     where job.id = request.job_id
     offset 0  -- job by job, whatever the planner thinks of the sizes of tables
   ) as job on true
+  where $1::bigint[] is null or request.id = any ($1::bigint[])
 ), request as materialized (
   select pending.id, pending.job_id, pending.reason
   from pending

@@ -12,9 +12,28 @@ set default_transaction_isolation = 'read committed';
 select pg_terminate_backend(pid)
 from pg_catalog.pg_stat_activity where pid = $1 and backend_start::text = $2 and pid <> pg_backend_pid();
 
--- name: await_exchanges
--- Until none of the worker's calls is under way; and until the end of this transaction none can begin.
-select pg_advisory_xact_lock(hashtextextended('graphile_worker exchange ' || $1::text, 0));
+-- name: limit_wait
+-- Returns what held before. In the order in which they stand.
+select current_setting('lock_timeout') as before, set_config('lock_timeout', $1, true);
+
+-- name: begin_generation
+-- Waits until none of the worker's earlier calls is under way. From then on none of them can begin.
+insert into {schema}._private_python_sessions as latest (worker_id, generation) values ($1, 1)
+on conflict (worker_id) do update set generation = latest.generation + 1, connected_at = now()
+returning generation;
+
+-- name: confirm_generation
+-- As the exchange does: nothing comes back if the worker has connected again since.
+select true from {schema}._private_python_sessions
+where worker_id = $1 and generation = $2
+for share nowait;
+
+-- name: end_session
+delete from {schema}._private_python_sessions where worker_id = $1 and generation = $2;
+
+-- name: check_constraints_now
+-- And not at the commit, where it could not be told any more whose they are.
+set constraints all immediate;
 
 -- name: register_tasks
 -- Only what is missing, so that no identity value is spent on a name that is there.
@@ -29,8 +48,8 @@ on conflict (identifier) do nothing;
 select id, identifier from {schema}._private_tasks where identifier = any ($1::text[]);
 
 -- name: exchange
-select * from {schema}._private_python_exchange_v1(
-  $1, $2, $3, $4, $5, $6::text::json, $7, $8, $9, $10, coalesce($11, now()), $12, $13, $14, $15
+select * from {schema}._private_python_exchange_v2(
+  $1, $2, $3, $4, $5, $6::text::json, $7, $8, $9, $10, coalesce($11, now()), $12, $13, $14, $15, $16, $17, $18
 );
 
 -- name: read_locked_jobs
@@ -60,11 +79,27 @@ cross join lateral jsonb_to_recordset(worker.metadata -> 'taken') as taken (id b
 where worker.id = $1 and jsonb_typeof(worker.metadata -> 'taken') = 'array';
 
 -- name: unlock_queues
-update {schema}._private_job_queues set locked_at = null, locked_by = null
-where id in (
-  select id from {schema}._private_job_queues where id = any ($2::integer[]) and locked_by = $1
-  for update skip locked
-);
+-- Returned are those that have to wait, because another transaction has the row. Fenced by the time of the lock: the
+-- worker may have locked the queue again since.
+with given as (
+  select given.id, given.locked_at from unnest($2::integer[], $3::timestamptz[]) as given (id, locked_at)
+), free as materialized (
+  select queue.id
+  from given
+  cross join lateral (
+    select queue.id from {schema}._private_job_queues as queue
+    where queue.id = given.id and queue.locked_by = $1 and queue.locked_at = given.locked_at
+    for update skip locked
+  ) as queue
+), unlocked as (
+  update {schema}._private_job_queues as queue set locked_at = null, locked_by = null
+  where queue.id = any (array(select free.id from free))
+)
+select queue.id
+from given
+join {schema}._private_job_queues as queue
+  on queue.id = given.id and queue.locked_by = $1 and queue.locked_at = given.locked_at
+where queue.id <> all (array(select free.id from free));
 
 -- name: renew_jobs
 update {schema}._private_jobs as job set locked_at = now()

@@ -154,14 +154,20 @@ from (
 ) as taken
 where worker.id = taken.locked_by;
 
--- name: free_queues
--- Those that none of their jobs holds any more.
-with free as (
-  select queue.id from {schema}._private_job_queues as queue
-  where queue.locked_by = any ($1::text[]) and queue.id <> all (array(
+-- name: is_idle_queue
+-- Locked by one of them, though none of its jobs is.
+queue.locked_by = any ($1::text[]) and queue.id <> all (array(
     select job.job_queue_id from {schema}._private_jobs as job
     where job.locked_by = any ($1::text[]) and job.job_queue_id is not null
   ))
+
+-- name: find_idle_queues
+select queue.id from {schema}._private_job_queues as queue where {is_idle_queue};
+
+-- name: free_queues
+with free as (
+  select queue.id from {schema}._private_job_queues as queue
+  where queue.id = any ($2::integer[]) and {is_idle_queue}
   for update skip locked
 )
 update {schema}._private_job_queues as queue set locked_at = null, locked_by = null
@@ -176,11 +182,26 @@ select pg_notify('jobs:insert', json_build_object('r', random(), 'count', $1::in
 
 -- name: forget_dead
 -- When nothing of theirs can come any more.
-delete from {schema}._private_workers as worker
-where worker.id = any ($1::text[]) and worker.metadata ? 'died_at'
-  and clock_timestamp() - (worker.metadata ->> 'died_at')::timestamptz > interval '10 minutes'
-  and not exists (select from {schema}._private_jobs as job where job.locked_by = worker.id)
-  and not exists (select from {schema}._private_job_queues as queue where queue.locked_by = worker.id);
+with forgotten as (
+  delete from {schema}._private_workers as worker
+  where worker.id = any ($1::text[]) and worker.metadata ? 'died_at'
+    and clock_timestamp() - (worker.metadata ->> 'died_at')::timestamptz > interval '10 minutes'
+    and not exists (select from {schema}._private_jobs as job where job.locked_by = worker.id)
+    and not exists (select from {schema}._private_job_queues as queue where queue.locked_by = worker.id)
+  returning worker.id
+)
+delete from {schema}._private_python_sessions as session
+where session.worker_id = any (array(select forgotten.id from forgotten));
+
+-- name: forget_old_sessions
+-- Of workers that keep no heartbeat and did not end as they should. One that lives connects again, and loses nothing.
+delete from {schema}._private_python_sessions as session
+where session.worker_id = any (array(
+  select old.worker_id from {schema}._private_python_sessions as old
+  where old.connected_at < now() - interval '7 days'
+    and not exists (select from {schema}._private_workers as worker where worker.id = old.worker_id)
+  for update skip locked
+));
 
 -- name: silence
 extract(epoch from clock_timestamp() - last_heartbeat_at)::float8
@@ -222,22 +243,32 @@ from {schema}._private_workers as worker
 full join held on held.id = worker.id
 order by worker.started_at nulls last, id;
 
+-- name: is_stale
+-- Graphile Worker's rule: nobody holds a lock for longer than four hours.
+locked_at < now() - interval '4 hours'
+
+-- name: find_stale_jobs
+select id from {schema}._private_jobs where {is_stale};
+
 -- name: unlock_stale_jobs
--- Graphile Worker's rule: nobody holds a lock for longer than four hours. Jobs before queues, and waiting for nobody.
+-- Jobs before queues, and waiting for nobody.
 with stale as (
-  select id from {schema}._private_jobs
-  where locked_at < now() - interval '4 hours'
+  select id from {schema}._private_jobs where id = any ($1::bigint[]) and {is_stale}
   for update skip locked
 )
 update {schema}._private_jobs as job
 set locked_at = null, locked_by = null, run_at = greatest(job.run_at, now())
-from stale where job.id = stale.id;
+from stale where job.id = stale.id
+returning job.id;
+
+-- name: find_stale_queues
+select id from {schema}._private_job_queues where {is_stale};
 
 -- name: unlock_stale_queues
 with stale as (
-  select id from {schema}._private_job_queues
-  where locked_at < now() - interval '4 hours'
+  select id from {schema}._private_job_queues where id = any ($1::integer[]) and {is_stale}
   for update skip locked
 )
 update {schema}._private_job_queues as queue set locked_at = null, locked_by = null
-from stale where queue.id = stale.id;
+from stale where queue.id = stale.id
+returning queue.id;

@@ -15,12 +15,27 @@
 -- * A worker that was declared dead claims nothing: others free what is locked under its name.
 --
 -- Job by job the reply has a row: without a kind it is claimed; otherwise it is about a finished job that is not
--- recorded: 'busy', still ours, ask again; 'lost', not ours any more. Behind them stands a row of kind 'queue' for each
+-- recorded: 'busy', still ours, ask again; 'lost', not ours any more; 'refused', still ours, see below. Behind them stands
+-- a row of kind 'unclaimable' for each job that cannot be claimed, see below; then one of kind 'queue' for each
 -- queue that was locked or released, with its name; and last one of kind 'end', which tells about the look for jobs.
+--
+-- A constraint or a trigger of the user's may refuse what we do to one job, and then the whole call fails. The worker
+-- repeats it with `careful`: each job has a subtransaction of its own, and one that is refused is named in the reply, with
+-- the message as its last_error and the SQLSTATE as its key. No constraint is deferred then, or the commit would fail.
 --
 -- Each statement in here costs some 25 µs whatever it does, each column of a claimed job some 0.3 µs. So the usual
 -- call has few statements, and what is the same for all claimed jobs, or as in another column, is not repeated.
-create or replace function {schema}._private_python_exchange_v1(
+drop function if exists {schema}._private_python_exchange_v1;
+
+-- Which of a worker's sessions may exchange. A worker that connects raises its generation, and reads back only then what
+-- it holds. A call of an earlier generation that arrives later, for example out of a pooler that was frozen, does nothing.
+create table if not exists {schema}._private_python_sessions (
+  worker_id text primary key,
+  generation bigint not null,
+  connected_at timestamptz not null default now()
+);
+
+create or replace function {schema}._private_python_exchange_v2(
   worker text,
   -- Finished jobs. Those with a queue bring its lock, unless more jobs of that queue are in hand.
   job_ids bigint[],
@@ -38,7 +53,11 @@ create or replace function {schema}._private_python_exchange_v1(
   mark_priority smallint,      -- leave out what comes before this position, if given
   mark_run_at timestamptz,
   mark_id bigint,
-  after_queue integer          -- where to go on visiting queues one by one; null: not in this call
+  after_queue integer,         -- where to go on visiting queues one by one; null: not in this call
+  session bigint,              -- the generation of the worker's session; null: a worker that never reads back
+  -- Record and claim job by job, so that what a constraint or a trigger refuses costs that job alone.
+  careful boolean,
+  left_out bigint[]            -- do not claim these
 ) returns table (
   kind text,
   id bigint,
@@ -114,14 +133,65 @@ declare
   patience text;
   ignored text;
   started timestamptz;
+  claimed bigint[];                  -- used only with `careful`, as all that follow
+  candidate bigint;
+  why text;
+  code text;
+  refused bigint[];
+  refusals text[];
+  refusal_states text[];
 begin
-  -- Held until the commit. After a lost connection the worker waits for it, so that it knows that none of its calls
-  -- is still under way; one that arrives even later finds the lock taken, and does nothing.
-  if not pg_try_advisory_xact_lock_shared(hashtextextended('graphile_worker exchange ' || worker, 0)) then
-    raise exception 'This call was given up by its worker' using errcode = 'lock_not_available';
+  -- The row is locked until the commit. A worker that connects again waits for that when it raises the generation, so it
+  -- knows that none of its calls is still under way; one that arrives even later finds no row, and does nothing.
+  if session is not null then
+    perform from {schema}._private_python_sessions as latest
+      where latest.worker_id = worker and latest.generation = session
+      for share nowait;
+    if not found then
+      raise exception 'This call was given up by its worker' using errcode = 'GWGUP';
+    end if;
   end if;
 
   -- Record ------------------------------------------------------------------------------------------------------
+
+  if careful then
+    set constraints all immediate;
+    run_length := 1;
+    for place in 1 .. cardinality(job_ids) loop
+      begin
+        return query
+          select one.*
+          from {schema}._private_python_exchange_v2(
+            worker, job_ids[place:place], job_locks[place:place],
+            case when queue_ids[place] is not null then queue_ids[place:place] end,
+            case when queue_ids[place] is not null then queue_locks[place:place] end,
+            (
+              select json_agg(change.value) from json_array_elements(changes) as change (value)
+              where (change.value ->> 'id')::bigint = job_ids[place]
+                and (change.value ->> 'locked_at')::timestamptz = job_locks[place]
+            ),
+            '{}', 0, 1, null, as_of, null, null, null, null, null, false, null
+          ) as one
+          where one.kind in ('busy', 'lost');
+      exception when others then
+        get stacked diagnostics why = message_text, code = returned_sqlstate;
+        if left(code, 2) in ('53', '57', '58') then
+          raise;  -- the server lacks something, or shuts down: not because of this job
+        end if;
+        kind := case when left(code, 2) in ('40', '55') then 'busy' else 'refused' end;
+        id := job_ids[place];
+        locked_at := job_locks[place];
+        last_error := why;
+        key := code;
+        return next;
+      end;
+    end loop;
+    job_ids := '{}';
+    id := null;
+    locked_at := null;
+    last_error := null;
+    key := null;
+  end if;
 
   if cardinality(job_ids) > 0 then
     if queue_ids is not null then
@@ -338,6 +408,7 @@ begin
             and job.priority = level and job.run_at <= as_of
             and (job.run_at, job.id) > (from_run_at, from_id)
             and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+            and (left_out is null or job.id <> all (left_out))
             and job.id <> all (passed_over)
           order by job.run_at, job.id limit page_size
         ) as job
@@ -365,6 +436,7 @@ begin
           where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
             and job.task_id = task.id and job.priority = level and job.run_at <= as_of
             and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+            and (left_out is null or job.id <> all (left_out))
             and job.id <> all (passed_over)
           order by job.run_at, job.id limit run_length
         ) as job
@@ -402,6 +474,7 @@ begin
             where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
               and job.task_id = task.id and job.priority = level and job.run_at <= as_of
               and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+              and (left_out is null or job.id <> all (left_out))
               and job.id <> all (passed_over)
             order by job.run_at, job.id limit run_length
           ) as job
@@ -449,6 +522,7 @@ begin
                 where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
                   and job.task_id = task.id and job.id <> all (candidate_ids) and job.id <> all (busy)
                   and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+                  and (left_out is null or job.id <> all (left_out))
                 order by job.priority, job.run_at, job.id limit 1
               )
               union all
@@ -459,6 +533,7 @@ begin
                   and job.task_id = task.id and job.priority > other.priority
                   and job.id <> all (candidate_ids) and job.id <> all (busy)
                   and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+                  and (left_out is null or job.id <> all (left_out))
                 order by job.priority, job.run_at, job.id limit 1
               ) as job
               where other.run_at > as_of and other.priority < level
@@ -496,6 +571,7 @@ begin
               and job.priority = level and job.run_at <= as_of
               and (job.run_at, job.id) > (from_run_at, from_id)
               and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+              and (left_out is null or job.id <> all (left_out))
             order by job.run_at, job.id limit missing
           ) as job
           where task.id <> all (passed_tasks)
@@ -538,6 +614,7 @@ begin
           where job.id = chosen.id and job.is_available and job.job_queue_id = chosen.queue_id
             and job.task_id = any (task_ids) and job.priority = level and job.run_at <= as_of
             and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+            and (left_out is null or job.id <> all (left_out))
           for update skip locked
         ) as job
         where chosen.queue_id = any (array(select queue.id from queue))
@@ -567,6 +644,7 @@ begin
             where job.is_available and job.job_queue_id is not null and job.job_queue_id = chosen.queue_id
               and job.task_id = any (task_ids) and job.priority = level and job.run_at <= as_of
               and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+              and (left_out is null or job.id <> all (left_out))
             order by job.run_at, job.id limit 1
             for update skip locked
           ) as job;
@@ -585,23 +663,66 @@ begin
             and job.priority = level and job.run_at <= as_of
             and (job.run_at, job.id) > (from_run_at, from_id)
             and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+            and (left_out is null or job.id <> all (left_out))
           order by job.run_at, job.id limit quota.size
           for update skip locked
         ) as job;
     end if;
 
-    return query
-      update {schema}._private_jobs as job
-        set attempts = job.attempts + 1, locked_by = worker, locked_at = now()
-        where job.id = any (locked)
-        returning
+    if careful then
+      claimed := '{}';
+      foreach candidate in array locked loop
+        begin
+          update {schema}._private_jobs as job
+            set attempts = job.attempts + 1, locked_by = worker, locked_at = now()
+            where job.id = candidate;
+          -- Together with its queue, which may be what is refused.
+          update {schema}._private_job_queues as queue set locked_by = worker, locked_at = now()
+            where queue.id = (select job.job_queue_id from {schema}._private_jobs as job where job.id = candidate);
+          claimed := claimed || candidate;
+        exception when others then
+          get stacked diagnostics why = message_text, code = returned_sqlstate;
+          if left(code, 2) in ('53', '57', '58') then
+            raise;
+          end if;
+          left_out := left_out || candidate;
+          claimed_queues := array_remove(
+            claimed_queues, (select job.job_queue_id from {schema}._private_jobs as job where job.id = candidate)
+          );
+          if left(code, 2) in ('40', '55') then
+            is_contended := true;
+          else
+            refused := refused || candidate;
+            refusals := array_append(refusals, why);
+            refusal_states := array_append(refusal_states, code);
+          end if;
+        end;
+      end loop;
+      return query
+        select
           null, job.id, job.task_id, job.job_queue_id, null, job.payload::text, job.priority,
           least(greatest(job.run_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'),
           job.attempts, job.max_attempts, job.last_error,
           nullif(least(greatest(job.created_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'), job.run_at),
           nullif(least(greatest(job.updated_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'), job.created_at),
           job.key, job.revision, job.flags::text, null::timestamptz,
-          null::boolean, null::timestamptz, null::integer, null::double precision;
+          null::boolean, null::timestamptz, null::integer, null::double precision
+        from {schema}._private_jobs as job
+        where job.id = any (claimed);
+    else
+      return query
+        update {schema}._private_jobs as job
+          set attempts = job.attempts + 1, locked_by = worker, locked_at = now()
+          where job.id = any (locked)
+          returning
+            null, job.id, job.task_id, job.job_queue_id, null, job.payload::text, job.priority,
+            least(greatest(job.run_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'),
+            job.attempts, job.max_attempts, job.last_error,
+            nullif(least(greatest(job.created_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'), job.run_at),
+            nullif(least(greatest(job.updated_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'), job.created_at),
+            job.key, job.revision, job.flags::text, null::timestamptz,
+            null::boolean, null::timestamptz, null::integer, null::double precision;
+    end if;
     get diagnostics count = row_count;
     missing := missing - count;
     exit when missing = 0;
@@ -623,6 +744,7 @@ begin
             and job.priority = level and job.run_at <= as_of
             and (job.run_at, job.id) > (from_run_at, from_id)
             and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+            and (left_out is null or job.id <> all (left_out))
           order by job.run_at, job.id limit 1
           for update skip locked
         ) as job on true
@@ -659,6 +781,7 @@ begin
               and job.priority = level and job.run_at <= as_of
               and (job.run_at, job.id) > (from_run_at, from_id)
               and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+              and (left_out is null or job.id <> all (left_out))
             limit 1
           )
           union all
@@ -693,6 +816,15 @@ begin
 
   -- Queues ------------------------------------------------------------------------------------------------------
 
+  if cardinality(refused) > 0 then
+    return query select
+        'unclaimable', job.id, job.task_id, null::integer, null, null, null::smallint, null::timestamptz,
+        null::smallint, null::smallint, given.why, null::timestamptz, null::timestamptz, given.code,
+        null::integer, null, null::timestamptz, null::boolean, null::timestamptz, null::integer,
+        null::double precision
+      from unnest(refused, refusals, refusal_states) as given (id, why, code)
+      join {schema}._private_jobs as job on job.id = given.id;
+  end if;
   if cardinality(released) > 0 then
     released := array(select queue.id from unnest(released) as queue (id) where queue.id <> all (claimed_queues));
   end if;
@@ -734,7 +866,7 @@ $body$;
 do $body$
 begin
   if current_setting('server_version_num')::integer >= 130000 then
-    alter function {schema}._private_python_exchange_v1 set enable_incremental_sort = off;
+    alter function {schema}._private_python_exchange_v2 set enable_incremental_sort = off;
   end if;
 end
 $body$;
