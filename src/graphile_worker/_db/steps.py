@@ -29,6 +29,7 @@ OWN_MIGRATIONS: Sequence[OwnMigration] = (
     OwnMigration(2, "indexes"),
     OwnMigration(3, "exchange"),
     OwnMigration(4, "cancellations"),
+    OwnMigration(6, "search_path"),
 )
 
 

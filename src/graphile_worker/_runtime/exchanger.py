@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from graphile_worker._db import exchange as database
 from graphile_worker._db.connect import is_open
 from graphile_worker._db.failures import Trouble, is_about_data, statement_failed, trouble_of
+from graphile_worker._db.session_settings import own_transaction
 from graphile_worker._db.workers import hold_session
 from graphile_worker.errors import GraphileWorkerError
 from graphile_worker.wording import without_end
@@ -94,7 +95,8 @@ class Exchanger:
                 await hold_session(connection, schema, self._worker_id)
             if self._session.pool.prepared_statements:
                 self._fetch = await database.prepare(connection, schema)
-            locked = await database.read_locked(connection, schema, self._worker_id, self._tasks)
+            async with self._statement_on(connection):
+                locked = await database.read_locked(connection, schema, self._worker_id, self._tasks)
         except Exception as error:
             await self.disconnect()
             raise self._explained(error, unknown=False) from error
@@ -178,7 +180,7 @@ class Exchanger:
     def _statement_on(self, connection: Connection) -> AbstractAsyncContextManager[object]:
         if self._session.pool.prepared_statements:
             return nullcontext()
-        return connection.transaction(isolation="read_committed")  # see Pool.connection
+        return own_transaction(connection)  # see Pool.connection
 
     def _explained(self, error: Exception, *, unknown: bool) -> Exception:
         explained = (

@@ -4,10 +4,6 @@
 -- The start as text, because it is only compared.
 select pid, backend_start::text as started from pg_catalog.pg_stat_activity where pid = pg_backend_pid();
 
--- name: read_each_statement_anew
--- Whatever the role's default is.
-set default_transaction_isolation = 'read committed';
-
 -- name: end_backend
 select pg_terminate_backend(pid)
 from pg_catalog.pg_stat_activity where pid = $1 and backend_start::text = $2 and pid <> pg_backend_pid();

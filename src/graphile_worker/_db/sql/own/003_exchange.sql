@@ -18,7 +18,7 @@
 -- recorded: 'busy', still ours, ask again; 'lost', not ours any more. Behind them stands a row of kind 'queue' for each
 -- queue that was locked or released, with its name; and last one of kind 'end', which tells about the look for jobs.
 --
--- Each statement in here costs some 25 µs whatever it does, each column of a claimed job some 0.3 µs. So the usual
+-- Each statement in here costs some 25 us whatever it does, each column of a claimed job some 0.3 us. So the usual
 -- call has few statements, and what is the same for all claimed jobs, or as in another column, is not repeated.
 create or replace function {schema}._private_python_exchange_v1(
   worker text,
@@ -63,6 +63,7 @@ create or replace function {schema}._private_python_exchange_v1(
   cost double precision        -- seconds that the look for jobs took
 )
 language plpgsql
+set search_path = pg_catalog, pg_temp
 set jit = off
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
