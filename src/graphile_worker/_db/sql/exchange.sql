@@ -16,17 +16,18 @@ select pg_advisory_xact_lock(hashtextextended('graphile_worker exchange ' || $1:
 -- Only what is missing, so that no identity value is spent on a name that is there.
 insert into {schema}._private_tasks (identifier)
 select wanted.identifier
-from unnest($1::text[]) as wanted (identifier)
-where not exists (select from {schema}._private_tasks as task where task.identifier = wanted.identifier)
+from pg_catalog.unnest($1::pg_catalog.text[]) as wanted (identifier)
+where not exists (select from {schema}._private_tasks as task where task.identifier {=} wanted.identifier)
 order by wanted.identifier
 on conflict (identifier) do nothing;
 
 -- name: read_tasks
-select id, identifier from {schema}._private_tasks where identifier = any ($1::text[]);
+select id, identifier from {schema}._private_tasks where identifier {=} any ($1::pg_catalog.text[]);
 
 -- name: exchange
 select * from {schema}._private_python_exchange_v1(
-  $1, $2, $3, $4, $5, $6::text::json, $7, $8, $9, $10, coalesce($11, now()), $12, $13, $14, $15
+  $1, $2, $3, $4, $5, $6::pg_catalog.text::pg_catalog.json, $7, $8, $9, $10,
+  coalesce($11, pg_catalog.now()), $12, $13, $14, $15
 );
 
 -- name: read_locked_jobs
