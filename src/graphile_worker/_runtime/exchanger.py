@@ -89,10 +89,10 @@ class Exchanger:
                     await database.end_backend(connection, schema, self._backend)
                 self._backend = await database.identify_backend(connection, schema)
                 self._tasks = await database.register_tasks(connection, schema, self._identifiers)
+                self.holds_session = self._backend is not None
+                if self.holds_session:
+                    await hold_session(connection, schema, self._worker_id)
             self._fetch = None
-            self.holds_session = self._backend is not None
-            if self.holds_session:
-                await hold_session(connection, schema, self._worker_id)
             if self._session.pool.prepared_statements:
                 self._fetch = await database.prepare(connection, schema)
             async with self._statement_on(connection):

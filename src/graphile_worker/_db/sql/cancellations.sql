@@ -72,10 +72,10 @@ with pending as materialized (
   update {schema}._private_jobs as job
   set
     attempts = job.max_attempts,
+    updated_at = pg_catalog.now(),
     last_error = (
       select {last_error} from request where request.job_id {=} job.id order by request.id limit 1
-    ),
-    updated_at = pg_catalog.now()
+    )
   where job.id {=} any (array(select request.job_id from request))
 ), forgotten as (
   delete from {schema}._private_python_cancellations as done

@@ -85,7 +85,7 @@ alter table {schema}.migrations add column breaking boolean not null default fal
 
 -- name: record_all_revisions
 insert into {schema}.migrations (id, breaking)
-  select revision, revision in (1, 3, 11, 13, 14, 16, 19)
+  select revision, revision {=} any (array[1, 3, 11, 13, 14, 16, 19])
   from pg_catalog.generate_series(1, 20) as revision;
 
 -- name: record_revision_20
