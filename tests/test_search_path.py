@@ -247,7 +247,9 @@ async def test_sql_functions_on_any_connection_call_no_overload(trap: Trap) -> N
     add = "select id from graphile_worker.add_job('t', '[1]', 'q', job_key => 'k', flags => array['f'])"
     first = await db.fetchval(add)
     await db.fetchval(add)
-    await db.fetchval("select id from graphile_worker.add_job('t', job_key => 'k', job_key_mode => 'unsafe_dedupe')")
+    await db.fetchval(
+        "select id from graphile_worker.add_job('t', job_key => 'k', job_key_mode => 'unsafe_dedupe')"
+    )
     await db.fetch("""select id from graphile_worker.add_jobs(array[
         ('a', '{}', 'q', null, null, 'k', null, array['f']), ('b', null, null, null, null, null, null, null)
     ]::graphile_worker.job_spec[], true)""")
@@ -322,9 +324,7 @@ async def test_recovery_cleanup_and_operations_call_no_overload(trap: Trap) -> N
             assert await database_workers.find_lost_sessions(on, schema, ["dead"]) == {"dead"}
         job = await utils.add_job("t", 1, queue_name="q")
         async with pool.connection() as on:
-            await on.execute(
-                "update graphile_worker._private_jobs set locked_by = 'dead', locked_at = now()"
-            )
+            await on.execute("update graphile_worker._private_jobs set locked_by = 'dead', locked_at = now()")
             await on.execute(
                 "update graphile_worker._private_job_queues set locked_by = 'dead', locked_at = now()"
             )
@@ -422,9 +422,7 @@ async def test_user_code_keeps_its_own_path(database: str) -> None:
 
 
 # Casts whose name is not a keyword have a type that is looked up, so that a domain could stand for it.
-_BARE_TYPE = re.compile(
-    r"::(?!pg_catalog\.|bigint|integer|smallint|boolean|double precision|\{schema\})\w+"
-)
+_BARE_TYPE = re.compile(r"::(?!pg_catalog\.|bigint|integer|smallint|boolean|double precision|\{schema\})\w+")
 _CALL = re.compile(r"(?<![.\w])(\w+)\s*\(")
 _LOOKED_UP = re.compile(r"\b(nullif|distinct from|like|ilike|between|in \()")
 
@@ -445,7 +443,9 @@ async def test_statements_for_callers_connections_qualify_every_name(database: s
         bare = re.sub(r"--[^\n]*|'(?:[^']|'')*'|\boperator\(pg_catalog\.\S+?\)", ";", text)
         if "create table" in bare or bare.strip("; \n").startswith(("set ", "alter", "lock", "drop")):
             continue  # no names, or run when the path is set
-        bare = re.sub(r"\bset\b.*?(?=\b(where|from|returning)\b|\Z)", "", bare, flags=re.DOTALL)  # assignments
+        bare = re.sub(
+            r"\bset\b.*?(?=\b(where|from|returning)\b|\Z)", "", bare, flags=re.DOTALL
+        )  # assignments
         bare = re.sub(r"\bunnest\(\s*[^()]*,[^()]*\)", "", bare)  # with several arrays it is syntax
         bare = re.sub(r"\bposition\([^()]*\)", "", bare)  # syntax too
         bare = re.sub(r"\*(?=\)|,|\s+from)", "", bare)

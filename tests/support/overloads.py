@@ -159,7 +159,16 @@ def _literal(text: str) -> str:
 def _catalog(type_: str) -> str:
     """The type under a name that no domain in ``public`` can take."""
     base = type_.removesuffix("[]")
-    keyword = {"smallint", "integer", "bigint", "double precision", "numeric", "boolean", "interval", "record"}
+    keyword = {
+        "smallint",
+        "integer",
+        "bigint",
+        "double precision",
+        "numeric",
+        "boolean",
+        "interval",
+        "record",
+    }
     if base in keyword or base.startswith("timestamp"):
         return type_ if base != "record" else "pg_catalog.record"
     return f"pg_catalog.{type_}"
@@ -209,7 +218,9 @@ def _spread(first: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 def _concrete(arguments: tuple[str, ...], element: str) -> tuple[str, ...]:
     return tuple(
-        (f"{element}[]" if "array" in one and "nonarray" not in one else element) if one in POLYMORPHIC else one
+        (f"{element}[]" if "array" in one and "nonarray" not in one else element)
+        if one in POLYMORPHIC
+        else one
         for one in arguments
     )
 
@@ -221,7 +232,15 @@ def _better(arguments: tuple[str, ...], kind: str) -> Iterator[tuple[str, ...]]:
     elif len(arguments) == 2 and kind == "aggregate":
         yield from product(["text"], TYPES)
     elif len(arguments) == 2:
-        few = ("smallint", "integer", "bigint", "text", "name", "double precision", "timestamp with time zone")
+        few = (
+            "smallint",
+            "integer",
+            "bigint",
+            "text",
+            "name",
+            "double precision",
+            "timestamp with time zone",
+        )
         yield from product((*few, *(f"{one}[]" for one in ("integer", "bigint", "text"))), few)
 
 
