@@ -10,7 +10,7 @@ import pytest
 from graphile_worker import WorkerUtils, run_migrations, run_once
 from graphile_worker._db.databases import drop_database, dsn_of
 
-ENCODINGS = "LATIN1 LATIN2 LATIN10 KOI8R WIN866 EUC_JP EUC_KR EUC_CN SQL_ASCII".split()
+ENCODINGS = ("LATIN1", "LATIN2", "LATIN10", "KOI8R", "WIN866", "EUC_JP", "EUC_KR", "EUC_CN", "SQL_ASCII")
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

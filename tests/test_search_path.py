@@ -1,4 +1,4 @@
-"""No function, operator or type that another role makes in ``public`` ever runs with the rights of a worker."""
+"""No function, operator or type that another role makes in ``public`` runs with the rights of a worker."""
 
 from __future__ import annotations
 
@@ -128,9 +128,7 @@ async def trap(request: pytest.FixtureRequest, server: str, template: Template) 
     assert not leaked
 
 
-async def test_every_function_and_operator_in_our_sql_is_planted(
-    template: Template, database: str, server: str
-) -> None:
+async def test_every_function_and_operator_in_our_sql_is_planted(template: Template, database: str) -> None:
     names, planted = overloads.used(), template.planted
     db = await asyncpg.connect(database)
     ours = await db.fetchval("""
@@ -224,7 +222,7 @@ async def _administer(utils: WorkerUtils, on: dict[str, Any]) -> None:
             {"task": "t"}, {"queue_name": "q"}, {"key": "k"}, {"locked_by": "w"}, {"text": "n"}, {"after": 1},
             {"state": "ready"}, {"state": "scheduled"}, {"state": "running"}, {"state": "failed"},
         ):  # fmt: skip
-            await utils.list_jobs(**filters, **on)  # type: ignore[arg-type]
+            await utils.list_jobs(**filters, **on)
         assert await utils.get_job(id=ids[0], **on)
         assert await utils.get_job(key="k", **on)
         assert (await utils.stats(**on)).total
@@ -409,7 +407,7 @@ async def test_user_code_keeps_its_own_path(database: str) -> None:
     async with asyncpg.create_pool(database, min_size=1, max_size=6) as pool:
         for options in ({"dsn": database}, {"dsn": None, "pool": pool}):
             heard = Heard()
-            async with running({"t": task}, heard=heard, **options) as runner:  # type: ignore[arg-type]
+            async with running({"t": task}, heard=heard, **options) as runner:
                 for _ in range(3):
                     await runner.add_job("t")
                 await heard.until("job:complete", 3)

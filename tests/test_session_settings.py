@@ -15,7 +15,7 @@ from graphile_worker._db.sql import Schema
 from support.workers import Heard, nothing, running
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    pass
 
 OURS = {
     "search_path": "pg_catalog, pg_temp",
@@ -53,10 +53,10 @@ async def configure(dsn: str, settings: dict[str, str]) -> None:
 
 
 @pytest.fixture
-async def hurried(empty_database: str) -> AsyncIterator[str]:
+async def hurried(empty_database: str) -> str:
     """A database whose sessions may do nothing for longer than a millisecond."""
     await configure(empty_database, HARMFUL)
-    yield empty_database
+    return empty_database
 
 
 async def settings_of(connection: Any) -> dict[str, str]:
@@ -81,7 +81,8 @@ async def test_a_worker_is_not_hurt_by_settings_of_the_role_or_database(hurried:
         held = await utils.add_job("held")
         async with utils._session.pool.connection() as on:
             await on.execute(
-                "update graphile_worker._private_jobs set locked_by = 'dead', locked_at = now() where id = $1",
+                "update graphile_worker._private_jobs set locked_by = 'dead', locked_at = now() "
+                "where id = $1",
                 held.id,
             )
     async with running({"t": nothing}, hurried, heard=heard, cron_items=items, poll_interval=0.1) as runner:

@@ -1,7 +1,7 @@
-"""Functions and operators in ``public`` that fit the calls in our SQL as well as those in ``pg_catalog``, or better.
+"""Functions and operators in ``public`` that fit calls in our SQL as well as the built-in ones, or better.
 
-Every planted one records that it was called, and raises. What is planted follows from the text of our SQL files,
-so that new SQL is covered without a change here.
+Every planted one records that it was called, and raises. What is planted follows from the text of our SQL
+files, so that new SQL is covered without a change here.
 """
 
 from __future__ import annotations
@@ -20,25 +20,29 @@ if TYPE_CHECKING:
 
 SQL = Path(graphile_worker.__file__).parent / "_db" / "sql"
 
-SYNTAX = frozenset(
-    "all any array as coalesce exists extract filter from generated greatest in index least not nullif on over "
-    "position row values with by join lateral materialized and or include key recursive select union case when "
-    "then else check interval where change given wanted spec executed taken task queue job visited other "
-    "candidate item quota chosen done best known always worker conflict table btree".split()
-)
+SYNTAX = frozenset({
+    "all", "always", "and", "any", "array", "as", "best", "btree", "by", "candidate", "case", "change",
+    "check", "chosen", "coalesce", "conflict", "done", "else", "executed", "exists", "extract", "filter",
+    "from", "generated", "given", "greatest", "in", "include", "index", "interval", "item", "job", "join",
+    "key", "known", "lateral", "least", "materialized", "not", "nullif", "on", "or", "other", "over",
+    "position", "queue", "quota", "recursive", "row", "select", "spec", "table", "taken", "task", "then",
+    "union", "values", "visited", "wanted", "when", "where", "with", "worker",
+})  # fmt: skip
 """What stands before a parenthesis and calls nothing that can be replaced, or names columns."""
 SYNTAX_OPERATORS = {"nullif": "=", "in": "=", "distinct": "=", "like": "~~", "ilike": "~~*"}
 """Words behind which PostgreSQL looks an operator up by its name."""
 COMPARING = frozenset({"=", "<>", "<", ">", "<=", ">=", "~~", "~~*", "?", "?|"})
 TYPES = (
-    "smallint", "integer", "bigint", "double precision", "numeric", "text", "name", "boolean", "json", "jsonb",
+    "smallint", "integer", "bigint", "double precision", "numeric", "text", "name", "boolean", "json",
+    "jsonb",
     "timestamp with time zone", "timestamp without time zone", "interval", "oid", '"char"', "xid",
 )  # fmt: skip
 ELEMENTS = ("smallint", "integer", "bigint", "text", "timestamp with time zone", "double precision", "name")
 DOMAINS = ("text", "json", "jsonb", "timestamptz", "float8", "regclass", "regprocedure", "name")
-POLYMORPHIC = frozenset(
-    '"any" anyelement anynonarray anyarray anycompatible anycompatiblearray anycompatiblenonarray'.split()
-)
+POLYMORPHIC = frozenset({
+    '"any"', "anyelement", "anynonarray", "anyarray", "anycompatible", "anycompatiblearray",
+    "anycompatiblenonarray",
+})  # fmt: skip
 _TOKEN = re.compile(
     r"--[^\n]*|'(?:[^']|'')*'|\{\w+\}|\$body\$|(?P<word>\w+)(?P<call>\s*\()?|(?P<operator>[-+*/<>=~!@#%^&|`?]+)"
 )
@@ -96,7 +100,8 @@ async def plant(db: asyncpg.Connection, names: Used) -> Planted:
         signatures.append(one.key)
         statements.append(one.create(len(signatures)))
     statements += [
-        f"create domain public.{name} as pg_catalog.{name} check (public.planted_check(value::pg_catalog.text))"
+        f"create domain public.{name} as pg_catalog.{name} "
+        "check (public.planted_check(value::pg_catalog.text))"
         for name in DOMAINS
     ]
     check = _Overload("function", "planted_check", ("text",), "boolean")
@@ -112,7 +117,7 @@ async def plant(db: asyncpg.Connection, names: Used) -> Planted:
 
 async def called(db: asyncpg.Connection, planted: Planted) -> str | None:
     """Return the overload that was called last; None if none was."""
-    value, is_called = await db.fetchrow("select last_value, is_called from public.calls")
+    [(value, is_called)] = await db.fetch("select last_value, is_called from public.calls")
     return planted.signatures[value - 1] if is_called else None
 
 
@@ -143,7 +148,8 @@ class _Overload(NamedTuple):
             left, right = map(_catalog, self.arguments)
             return (
                 f"create function {helper}({arguments}) returns {result} language plpgsql as $x${body}$x$;"
-                f"create operator public.{self.name} (leftarg = {left}, rightarg = {right}, function = {helper})"
+                f"create operator public.{self.name} "
+                f"(leftarg = {left}, rightarg = {right}, function = {helper})"
             )
         state = ", ".join([result, *map(_catalog, self.arguments)])
         return (
@@ -178,8 +184,10 @@ async def _functions(db: asyncpg.Connection, names: Iterable[str]) -> list[_Over
     rows = await db.fetch(
         """
         select proname::text as name, prokind::text as kind, proretset, provariadic <> 0 as variadic,
-          array(select format_type(type, null) from unnest(proargtypes::oid[]) with ordinality as a (type, place)
-            order by place) as arguments,
+          array(
+            select format_type(type, null)
+            from unnest(proargtypes::oid[]) with ordinality as a (type, place) order by place
+          ) as arguments,
           format_type(prorettype, null) as result
         from pg_catalog.pg_proc where pronamespace = 'pg_catalog'::regnamespace and proname = any ($1::text[])
         """,
@@ -262,8 +270,8 @@ def _is_plain(shape: tuple[str, ...]) -> bool:
 async def _operators(db: asyncpg.Connection, names: Iterable[str]) -> list[_Overload]:
     rows = await db.fetch(
         """
-        select oprname::text as name, format_type(oprleft, null) as "left", format_type(oprright, null) as "right",
-          format_type(oprresult, null) as result
+        select oprname::text as name, format_type(oprleft, null) as "left",
+          format_type(oprright, null) as "right", format_type(oprresult, null) as result
         from pg_catalog.pg_operator
         where oprnamespace = 'pg_catalog'::regnamespace and oprname = any ($1::text[]) and oprleft <> 0
         """,
