@@ -49,12 +49,13 @@ chaos-mixed: $(STAMP) peers ## Kill, stop and freeze Node's workers and ours on 
 soak: $(STAMP) ## Run a million jobs and see what grows, in 4 minutes; or JOBS=N
 	$(BIN)/python -m benchmarks.soak $(if $(JOBS),--jobs $(JOBS))
 
-check: $(STAMP) ## Format, lint, types, import rules, sizes
+check: $(STAMP) ## Format, lint, types, import rules, sizes, SQL files
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_sizes.py
+	$(BIN)/python tools/check_sql.py
 
 format: $(STAMP) ## Format the code and mend what the linter can
 	$(BIN)/ruff format

@@ -15,6 +15,7 @@ CREATE TYPE graphile_worker.job_spec AS (
 
 CREATE FUNCTION graphile_worker._private_python_exchange_v2(worker text, job_ids bigint[], job_locks timestamp with time zone[], queue_ids integer[], queue_locks timestamp with time zone[], changes json, task_ids integer[], wanted integer, run_length integer, forbidden_flags text[], as_of timestamp with time zone, mark_priority smallint, mark_run_at timestamp with time zone, mark_id bigint, after_queue integer, session bigint, careful boolean, left_out bigint[]) RETURNS TABLE(kind text, id bigint, task_id integer, job_queue_id integer, queue_name text, payload text, priority smallint, run_at timestamp with time zone, attempts smallint, max_attempts smallint, last_error text, created_at timestamp with time zone, updated_at timestamp with time zone, key text, revision integer, flags text, locked_at timestamp with time zone, contended boolean, next_due timestamp with time zone, next_queue integer, cost double precision)
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     SET jit TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
@@ -820,6 +821,7 @@ CREATE TABLE graphile_worker._private_jobs (
 
 CREATE FUNCTION graphile_worker.add_job(identifier text, payload json DEFAULT NULL::json, queue_name text DEFAULT NULL::text, run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, max_attempts integer DEFAULT NULL::integer, job_key text DEFAULT NULL::text, priority integer DEFAULT NULL::integer, flags text[] DEFAULT NULL::text[], job_key_mode text DEFAULT 'replace'::text) RETURNS graphile_worker._private_jobs
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 #variable_conflict use_column
 declare
@@ -921,6 +923,7 @@ $$;
 
 CREATE FUNCTION graphile_worker.add_jobs(specs graphile_worker.job_spec[], job_key_preserve_run_at boolean DEFAULT false) RETURNS SETOF graphile_worker._private_jobs
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 #variable_conflict use_column
 declare
@@ -1034,6 +1037,7 @@ $$;
 
 CREATE FUNCTION graphile_worker.complete_jobs(job_ids bigint[]) RETURNS SETOF graphile_worker._private_jobs
     LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
   delete from "graphile_worker"._private_jobs as job
     where job.id = any (job_ids)
@@ -1043,12 +1047,14 @@ $$;
 
 CREATE FUNCTION graphile_worker.delete_stale_workers(worker_ids text[]) RETURNS void
     LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
   delete from "graphile_worker"._private_workers as worker where worker.id = any (worker_ids);
 $$;
 
 CREATE FUNCTION graphile_worker.force_unlock_workers(worker_ids text[]) RETURNS void
     LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
   update "graphile_worker"._private_jobs as job
     set locked_at = null, locked_by = null
@@ -1060,6 +1066,7 @@ $$;
 
 CREATE FUNCTION graphile_worker.list_orphan_locked_workers(stale_threshold interval) RETURNS TABLE(worker_id text)
     LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
   select held.locked_by
     from (
@@ -1077,6 +1084,7 @@ $$;
 
 CREATE FUNCTION graphile_worker.list_stale_workers(stale_threshold interval) RETURNS TABLE(worker_id text)
     LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
   select worker.id
     from "graphile_worker"._private_workers as worker
@@ -1085,6 +1093,7 @@ $$;
 
 CREATE FUNCTION graphile_worker.permanently_fail_jobs(job_ids bigint[], error_message text DEFAULT NULL::text) RETURNS SETOF graphile_worker._private_jobs
     LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
   update "graphile_worker"._private_jobs as job
     set last_error = coalesce(error_message, 'Manually marked as failed'),
@@ -1097,6 +1106,7 @@ $$;
 
 CREATE FUNCTION graphile_worker.recover_dead_worker_jobs(worker_ids text[], recovery_delay interval DEFAULT '00:00:00'::interval) RETURNS integer
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
   recovered integer;
@@ -1118,6 +1128,7 @@ $$;
 
 CREATE FUNCTION graphile_worker.remove_job(job_key text) RETURNS graphile_worker._private_jobs
     LANGUAGE plpgsql STRICT
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 declare
   job "graphile_worker"._private_jobs;
@@ -1147,6 +1158,7 @@ $$;
 
 CREATE FUNCTION graphile_worker.reschedule_jobs(job_ids bigint[], run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, priority integer DEFAULT NULL::integer, attempts integer DEFAULT NULL::integer, max_attempts integer DEFAULT NULL::integer) RETURNS SETOF graphile_worker._private_jobs
     LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
   update "graphile_worker"._private_jobs as job
     set run_at = coalesce(reschedule_jobs.run_at, job.run_at),
@@ -1161,12 +1173,14 @@ $$;
 
 CREATE FUNCTION graphile_worker.worker_deregister(worker_id text) RETURNS void
     LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
   delete from "graphile_worker"._private_workers as worker where worker.id = worker_id;
 $$;
 
 CREATE FUNCTION graphile_worker.worker_heartbeat(worker_id text, metadata json DEFAULT NULL::json) RETURNS void
     LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
   insert into "graphile_worker"._private_workers as worker (id, last_heartbeat_at, metadata)
     values (worker_id, now(), worker_heartbeat.metadata::jsonb)

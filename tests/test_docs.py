@@ -101,6 +101,9 @@ async def test_the_sql_guide(db: asyncpg.Connection) -> None:
             await db.execute(f"set role {clerk}; select graphile_worker.add_job('report')")
         await db.execute("reset role")
 
+        await examples("Security")
+        assert await db.fetchval("select count(*) from audited_jobs") == 1
+
         jobs, states = await examples("Looking")
         assert len(jobs) == 20
         assert ("send_newsletter", "scheduled", 100) in {tuple(row) for row in states}

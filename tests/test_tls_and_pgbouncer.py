@@ -9,15 +9,16 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
+import asyncpg
 import pytest
 
-from graphile_worker import DatabaseError, JobSpec, WorkerUtils
-from graphile_worker._db.connect import connect
+from graphile_worker import DatabaseError, JobSpec, WorkerUtils, run_migrations
+from graphile_worker._db.connect import Pool, connect
 from graphile_worker._runtime import notifier
 from graphile_worker.embedded import EmbeddedPostgres
 from graphile_worker.embedded.binaries import ServerUser
@@ -164,6 +165,31 @@ async def test_pgbouncer_in_transaction_mode(short_folder: Path) -> None:
             assert len(await utils.list_jobs(task="t", limit=10)) == 10
             await utils.remove_job("k5")
             assert await utils.get_job(key="k5") is None
+
+
+@pytest.mark.parametrize("whose", ["ours", "callers"])
+async def test_pgbouncers_sessions_keep_no_setting_of_ours(short_folder: Path, whose: str) -> None:
+    """Whether or not it was told of the PgBouncer, which refuses parameters that it doesn't know."""
+    with (
+        EmbeddedPostgres(short_folder, port=0) as server,
+        pgbouncer(server.dsn(tcp=True), short_folder.parent) as dsn,
+    ):
+        await run_migrations(dsn=dsn)
+        async with AsyncExitStack() as stack:
+            if whose == "ours":
+                pool = Pool(dsn)
+            else:
+                given = asyncpg.create_pool(dsn, min_size=1, max_size=3, statement_cache_size=0)
+                pool = Pool(pool=await stack.enter_async_context(given))
+            stack.push_async_callback(pool.close)
+            for _ in range(2):
+                async with pool.connection() as connection:
+                    assert await connection.fetchval("show search_path") == "pg_catalog, pg_temp"
+            assert not pool.prepared_statements
+            async with pool.lend() as one, pool.lend() as other:
+                for lent in (one, other):
+                    async with lent.transaction():
+                        assert await lent.fetchval("show search_path") == '"$user", public'
 
 
 async def test_a_worker_behind_pgbouncer(

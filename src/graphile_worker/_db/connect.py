@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -15,6 +15,12 @@ from graphile_worker._db.failures import connecting
 from graphile_worker._db.keepalive import keep_alive
 from graphile_worker._db.retryable import retrying
 from graphile_worker._db.servers import Server
+from graphile_worker._db.session_settings import (
+    is_refusal,
+    own_transaction,
+    set_for_session,
+    startup_settings,
+)
 from graphile_worker.errors import ConfigurationError, GraphileWorkerError
 
 if TYPE_CHECKING:
@@ -25,7 +31,6 @@ if TYPE_CHECKING:
 
     Connection: TypeAlias = asyncpg.Connection | PoolConnectionProxy
 
-_APPLICATION = {"application_name": "graphile-worker"}
 _CONNECT_ATTEMPTS = 4
 _CLOSE_TIMEOUT = 5.0
 _ACQUIRE_TIMEOUT = 30.0
@@ -54,14 +59,23 @@ def is_open(connection: Connection) -> bool:
 
 @asynccontextmanager
 async def connect(dsn: str | None) -> AsyncIterator[asyncpg.Connection]:
-    """A connection that is closed at the end; an embedded server is kept up for as long."""
+    """A connection that is closed at the end; an embedded server is kept up for as long.
+
+    A pooler may refuse our settings: what runs on it qualifies its names.
+    """
     async with Server(find_dsn(dsn)) as server_dsn:
         target = parse_dsn(server_dsn)
+
+        async def dial() -> asyncpg.Connection:
+            try:
+                return await asyncpg.connect(**target.arguments, server_settings=startup_settings(own=True))
+            except asyncpg.ProtocolViolationError as error:
+                if not is_refusal(error):
+                    raise
+            return await asyncpg.connect(**target.arguments, server_settings=startup_settings(own=False))
+
         with connecting(target):
-            connection = await retrying(
-                lambda: asyncpg.connect(**target.arguments, server_settings=_APPLICATION),
-                attempts=_CONNECT_ATTEMPTS,
-            )
+            connection = await retrying(dial, attempts=_CONNECT_ATTEMPTS)
         try:
             yield connection
         finally:
@@ -112,11 +126,15 @@ class Pool:
         self._dsn = dsn
         self._given = pool
         self._max_size = max_size
-        self.prepared_statements = prepared_statements
+        # A pool that doesn't reset its connections as the driver does would give our settings to user code.
+        self.prepared_statements = prepared_statements and getattr(pool, "_reset", None) is None
+        """Whether statements are prepared, and sessions are ours alone; False once a pooler shows."""
         self.has_one_host = False
         """Whether a refusal can only come from one server; known once there is a `dialler`."""
         self._slots = asyncio.Semaphore(max_size)
         self._idle: list[_Idle] = []
+        self._idle_lent: list[_Idle] = []
+        """Those for user code, which have the user's settings."""
         self._ending: set[asyncio.Task[None]] = set()
         self._target: Target | None = None
         self._opening = asyncio.Lock()
@@ -128,14 +146,13 @@ class Pool:
     async def connection(self) -> AsyncIterator[Connection]:
         """A connection for one piece of work."""
         self._check_usable()
-        async with self._given_connection() if self._given else self._own_connection() as connection:
-            if self.prepared_statements:
-                yield connection
-            else:
-                # The driver prepares in one round trip and executes in another; only in a transaction does
-                # a pooler that hands out servers by transaction keep both on the same one.
-                async with connection.transaction(isolation="read_committed"):
-                    yield connection
+        # The driver prepares in one round trip and executes in another; only in a transaction does a
+        # pooler that hands out servers by transaction keep both on the same one, and our settings.
+        async with (
+            self._given_connection() if self._given else self._own_connection() as connection,
+            nullcontext() if await self._has_settings(connection) else own_transaction(connection),
+        ):
+            yield connection
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[Connection]:
@@ -148,7 +165,7 @@ class Pool:
         await self._slots.acquire()
         connection = None
         try:
-            connection = self._take_idle() or await self._connect()
+            connection = self._take_idle(self._idle_lent) or await self._connect(own=False)
             yield connection
         finally:
             # Cleaned in a task of its own: whoever is cancelled here still gives it back.
@@ -174,6 +191,7 @@ class Pool:
                 )
             given = await self._given.acquire(timeout=_ACQUIRE_TIMEOUT)
         try:
+            await self._has_settings(given)
             yield given
         finally:
             try:
@@ -190,8 +208,9 @@ class Pool:
         """
         self._check_usable()
         if self._given is None:
-            self.has_one_host = not (await self._open()).several_hosts
-            return partial(asyncpg.connect, **await self._arguments())
+            target = await self._open()
+            self.has_one_host = not target.several_hosts
+            return partial(self._dial, target)
         pool = self._given
         # The driver does not tell in public how its pool connects.
         known: dict[str, Any] = {
@@ -214,6 +233,7 @@ class Pool:
                 for prepare in (known["init"], known["setup"]):
                     if prepare is not None:
                         await prepare(connection)
+                await self._has_settings(connection)
             except BaseException:
                 connection.terminate()
                 raise
@@ -257,7 +277,7 @@ class Pool:
         try:
             for _ in range(self._max_size):
                 await self._slots.acquire()
-            await asyncio.gather(*(end(idle.connection) for idle in self._idle))
+            await asyncio.gather(*(end(idle.connection) for idle in (*self._idle, *self._idle_lent)))
         finally:
             await self._resources.aclose()
 
@@ -277,7 +297,7 @@ class Pool:
         await self._slots.acquire()
         connection = None
         try:
-            connection = self._take_idle() or await self._connect()
+            connection = self._take_idle(self._idle) or await self._connect()
             yield connection
         except (asyncpg.PostgresError, GraphileWorkerError):
             self._give_back(connection)  # the statement failed, the connection is fine
@@ -294,9 +314,9 @@ class Pool:
         else:
             self._give_back(connection)
 
-    def _take_idle(self) -> asyncpg.Connection | None:
-        while self._idle:
-            connection, since = self._idle.pop()
+    def _take_idle(self, idle: list[_Idle]) -> asyncpg.Connection | None:
+        while idle:
+            connection, since = idle.pop()
             if not connection.is_closed() and monotonic() - since < _LONGEST_IDLE:
                 return connection
             connection.terminate()  # something between us and the server may have forgotten it
@@ -315,7 +335,7 @@ class Pool:
         except (Exception, asyncio.CancelledError):  # noqa: BLE001 - however it fails, it has to go
             await end(connection)
         else:
-            self._idle.append(_Idle(connection, monotonic()))
+            self._idle_lent.append(_Idle(connection, monotonic()))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._ending.discard(task)
@@ -328,21 +348,37 @@ class Pool:
                 self._target = parse_dsn(await self._resources.enter_async_context(server))
         return self._target
 
-    async def _arguments(self) -> dict[str, Any]:
+    async def _has_settings(self, connection: Connection) -> bool:
+        """Tell whether the session has our settings; a connection from the caller's pool gets them here.
+
+        If not, a pooler shares its sessions with others. Then each transaction sets them.
+        """
+        if self.prepared_statements and self._given is not None and not await set_for_session(connection):
+            self.prepared_statements = False
+        return self.prepared_statements
+
+    def _arguments(self, target: Target, *, own: bool) -> dict[str, Any]:
         """What to connect with."""
         return {
-            **(await self._open()).arguments,
+            **target.arguments,
             "statement_cache_size": 100 if self.prepared_statements else 0,
-            "server_settings": _APPLICATION,
+            "server_settings": startup_settings(own=own and self.prepared_statements),
         }
 
-    async def _connect(self) -> asyncpg.Connection:
-        target, arguments = await self._open(), await self._arguments()
+    async def _dial(self, target: Target, *, own: bool = True) -> asyncpg.Connection:
+        try:
+            return await asyncpg.connect(**self._arguments(target, own=own))
+        except asyncpg.ProtocolViolationError as error:
+            if not is_refusal(error):
+                raise
+        self.prepared_statements = False
+        return await asyncpg.connect(**self._arguments(target, own=own))
+
+    async def _connect(self, *, own: bool = True) -> asyncpg.Connection:
+        target = await self._open()
         with connecting(target):
             # Safe to repeat: nothing was asked of the server yet.
-            connection: asyncpg.Connection = await retrying(
-                lambda: asyncpg.connect(**arguments), attempts=_CONNECT_ATTEMPTS
-            )
+            connection = await retrying(partial(self._dial, target, own=own), attempts=_CONNECT_ATTEMPTS)
         keep_alive(connection)
         return connection
 

@@ -37,6 +37,11 @@ def own_revision() -> int:
     return revision
 
 
+def function_names() -> frozenset[str]:
+    """The functions of the schema, without their arguments."""
+    return frozenset(_owner(name) for name in _contract()["objects"] if name.startswith("function "))
+
+
 def differences(found: Mapping[str, str]) -> list[Difference]:
     """Where a schema is not as it is to be; of what else is in it, only what is part of our tables."""
     wanted: Mapping[str, str] = _contract()["objects"]

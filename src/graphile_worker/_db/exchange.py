@@ -338,14 +338,10 @@ def _read_held(
 
 
 async def identify_backend(connection: Connection, schema: Schema) -> Backend | None:
-    """Which process serves the connection; None if a pooler in between may change it.
-
-    If it is ours alone, its session is set up too.
-    """
+    """Which process serves the connection; None if a pooler in between may change it."""
     row = await connection.fetchrow(statements_for(schema, "exchange.sql")["identify_backend"])
     if row is None or row["pid"] != connection.get_server_pid():
         return None
-    await connection.execute(statements_for(schema, "exchange.sql")["read_each_statement_anew"])
     return Backend(row["pid"], row["started"])
 
 

@@ -286,11 +286,11 @@ async def _change(connection: Connection, schema: Schema) -> bool:
             _advise(schema, found)
         if found.is_new_to_us:
             _tell_of_others(found, schema)
-        role = await connection.fetchval(statements["read_role"])
+        [before] = await connection.fetch(statements["read_session"])
         for step in steps(schema, found):
             await connection.execute(step.sql)
-        # After an error the transaction is rolled back, and the role with it.
-        await connection.execute(statements["set_role"], role)
+        # After an error the transaction is rolled back, and the role and the path with it.
+        await connection.execute(statements["restore_session"], *before)
     return True
 
 

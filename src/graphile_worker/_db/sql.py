@@ -2,6 +2,11 @@
 
 A file of statements has a ``-- name: ...`` line before each; ``{name}`` stands for the text of another one.
 ``{schema}`` stands for the quoted name of the schema; ``$body$`` quotes function bodies.
+
+A statement that may run on a caller's connection qualifies the name of every function, type and operator,
+because the caller's search_path may lead to others: ``{=}`` stands for ``operator(pg_catalog.=)``. All such
+operators bind equally tightly, tighter than ``and``: use parentheses. ``nullif``, ``in (...)``, ``is distinct
+from`` and ``like`` look operators up by the path too.
 """
 
 from __future__ import annotations
@@ -18,13 +23,15 @@ _NAMEDATALEN = 63
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _HEADER = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _REFERENCE = re.compile(r"\{(\w+)\}")
+_OPERATOR = re.compile(r"\{([-+*/<>=~!@#%^&|`?]+)\}")
 _PLACEHOLDER = re.compile(r"\{schema\}|\$body\$")
 
 
 @cache
 def read_script(path: str) -> str:
     """The text of one file, for example ``schema/tables.sql``."""
-    return files(__package__).joinpath("sql", *path.split("/")).read_text(encoding="utf-8")
+    text = files(__package__).joinpath("sql", *path.split("/")).read_text(encoding="utf-8")
+    return _OPERATOR.sub(r"operator(pg_catalog.\1)", text)
 
 
 @cache

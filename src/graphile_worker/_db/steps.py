@@ -34,6 +34,7 @@ OWN_MIGRATIONS: Sequence[OwnMigration] = (
     OwnMigration(2, "indexes"),
     OwnMigration(4, "cancellations"),
     OwnMigration(5, "exchange"),
+    OwnMigration(6, "search_path"),
     FUNCTIONS,
 )
 
@@ -93,10 +94,11 @@ def steps(schema: Schema, found: Found) -> list[Step]:
     """
     if found.complete:
         return []
-    made = [*_of_graphile(schema, found), *_of_ours(schema, found)]
+    statements = read_statements("migrate.sql")
+    made = [Step("", statements["resolve_names"]), *_of_graphile(schema, found), *_of_ours(schema, found)]
     if found.owner_to_act_as is not None:
-        act_as = read_statements("migrate.sql")["act_as"]
-        made.insert(0, Step("", act_as.replace("{owner}", quote_identifier(found.owner_to_act_as))))
+        owner = quote_identifier(found.owner_to_act_as)
+        made.insert(0, Step("", statements["act_as"].replace("{owner}", owner)))
     return made
 
 

@@ -51,6 +51,14 @@ class Rights(NamedTuple):
     missing: Sequence[str]
 
 
+class ExposedFunctions(NamedTuple):
+    """Functions that resolve names by the search_path of their caller."""
+
+    functions: Sequence[str]
+    all_may_create: bool
+    """Whether every role may create functions in ``public``, which is in the path by default."""
+
+
 class Connections(NamedTuple):
     """How many there are, and how many there may be; a limit of -1 is none."""
 
@@ -148,6 +156,12 @@ async def describe_schema(connection: Connection, schema: Schema) -> dict[str, s
     await connection.execute(statements["look_into_schema"], schema.name)
     rows = await connection.fetch(statements["describe_schema"], schema.quoted)
     return {f"{row['kind']} {row['name']}": row["definition"] for row in rows}
+
+
+async def read_exposed_functions(connection: Connection, schema: Schema) -> ExposedFunctions:
+    """Find the functions of the schema that have no search_path of their own."""
+    [row] = await connection.fetch(read_statements(_FILE)["read_exposed_functions"], schema.quoted)
+    return ExposedFunctions(*row)
 
 
 async def read_notification_queue(connection: Connection) -> float:

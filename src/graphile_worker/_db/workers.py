@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from graphile_worker._db import queries
 from graphile_worker._db.any_bytes import fetch

@@ -26,6 +26,7 @@ from graphile_worker._db.failures import (
     statement_failed,
     trouble_of,
 )
+from graphile_worker._db.session_settings import own_transaction
 from graphile_worker._db.workers import hold_session
 from graphile_worker.errors import GraphileWorkerError
 from graphile_worker.wording import without_end
@@ -113,13 +114,14 @@ class Exchanger:
                     await database.end_backend(connection, schema, self._backend)
                 self._backend = await database.identify_backend(connection, schema)
                 self._tasks = await database.register_tasks(connection, schema, self._identifiers)
+                self.holds_session = self._backend is not None
+                if self.holds_session:
+                    await hold_session(connection, schema, self._worker_id)
             self._fetch = None
-            self.holds_session = self._backend is not None
-            if self.holds_session:
-                await hold_session(connection, schema, self._worker_id)
             if self._session.pool.prepared_statements:
                 self._fetch = await database.prepare(connection, schema)
-            locked = await database.read_locked(connection, schema, self._worker_id, self._tasks)
+            async with self._statement_on(connection):
+                locked = await database.read_locked(connection, schema, self._worker_id, self._tasks)
         except Exception as error:
             await self.disconnect()
             raise self._explained(error, unknown=False) from error
@@ -207,7 +209,7 @@ class Exchanger:
     def _statement_on(self, connection: Connection) -> AbstractAsyncContextManager[object]:
         if self._session.pool.prepared_statements:
             return nullcontext()
-        return connection.transaction(isolation="read_committed")  # see Pool.connection
+        return own_transaction(connection)  # see Pool.connection
 
     def _explained(self, error: Exception, *, unknown: bool, may_be_fatal: bool = True) -> Exception:
         explained = (

@@ -14,6 +14,7 @@ from graphile_worker._db import workers as database
 from graphile_worker._db.connect import end
 from graphile_worker._db.failures import Trouble, message_of, server_is_down, trouble_of
 from graphile_worker._db.keepalive import keep_alive
+from graphile_worker._db.session_settings import own_transaction
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -39,7 +40,7 @@ class Heartbeat:
 
     Args:
         dial: Opens a connection.
-        in_transactions: Whether a pooler may hand each transaction to another session.
+        in_transactions: Tells whether a pooler may hand each transaction to another session.
         one_host: Whether a refusal can only come from one server.
         schema: Where to say it.
         worker_id: Who lives.
@@ -56,7 +57,7 @@ class Heartbeat:
         self,
         *,
         dial: Dial,
-        in_transactions: bool,
+        in_transactions: Callable[[], bool],
         one_host: bool,
         schema: Schema,
         worker_id: str,
@@ -183,7 +184,7 @@ class Heartbeat:
                 met = await database.meet(connection, self._schema)
                 if met.is_session:
                     await database.hold_session(connection, self._schema, self._worker_id)
-                if not self._in_transactions:
+                if not self._in_transactions():
                     await database.limit_waits(connection, self._schema, self._patience)
         except BaseException:
             connection.terminate()
@@ -209,7 +210,7 @@ class Heartbeat:
             changes["state"] = state
         sent = vitals.clock()
         async with self._statement_on(connection):
-            if self._in_transactions:
+            if self._in_transactions():
                 await database.limit_waits(connection, self._schema, self._patience, in_transaction=True)
             if not self._registered:
                 whole = {**self._metadata, "state": state}
@@ -248,7 +249,7 @@ class Heartbeat:
             self._on_loss()
 
     def _statement_on(self, connection: Connection) -> AbstractAsyncContextManager[object]:
-        return connection.transaction() if self._in_transactions else nullcontext()
+        return own_transaction(connection) if self._in_transactions() else nullcontext()
 
     def _complain(self, error: Exception) -> None:
         self._vitals.server_down = server_is_down(error, is_direct=self._is_direct)

@@ -98,7 +98,7 @@ class Lifeline:
             return
         self._heartbeat = heartbeat = Heartbeat(
             dial=await self._beat_on.dialler(),
-            in_transactions=not self._beat_on.prepared_statements,
+            in_transactions=lambda: not self._beat_on.prepared_statements,
             one_host=self._beat_on.has_one_host,
             schema=self._schema,
             worker_id=self._pool.id,

@@ -42,6 +42,7 @@ CHECKS = (
     Check("pooler", server.check_pooler),
     Check("rights", schema_checks.check_rights),
     Check("schema", schema_checks.check_schema),
+    Check("search path", schema_checks.check_search_path, needs_schema=True),
     Check("notifications", server.check_notifications),
     Check("notification queue", server.check_notification_queue),
     Check("connections", server.check_connections),

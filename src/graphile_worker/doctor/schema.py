@@ -126,6 +126,27 @@ async def check_schema(subject: Subject) -> list[Finding]:
     return [_differs(one, subject.schema) for one in drift]
 
 
+async def check_search_path(subject: Subject) -> Finding:
+    """Check that no role can make the schema's functions call one of its own."""
+    found = await subject.look(lambda on: symptoms.read_exposed_functions(on, subject.schema))
+    exposed = sorted(contract.function_names() & set(found.functions))
+    details = {"functions": exposed, "all_may_create": found.all_may_create}
+    level, advice, says = Level.OK, None, "The schema's functions call no function that another role made"
+    if exposed and not found.all_may_create:
+        says = "Not every role may create functions in the schema public"
+    elif exposed:
+        level = Level.WARNING
+        says = (
+            f"Every role may create functions in the schema public, and {some(exposed)} would call one that "
+            "fits better than the built-in, with the rights of the role that adds the job"
+        )
+        advice = (
+            "Node's installer made these functions, without a search_path of their own. Let an administrator "
+            "run: revoke create on schema public from public;"
+        )
+    return Finding(check="search path", level=level, says=says, advice=advice, details=details)
+
+
 def _differs(one: Difference, schema: Schema) -> Finding:
     kind, _, name = one.name.partition(" ")
     level, says = Level.TROUBLE, f"The {one.name} "

@@ -38,8 +38,11 @@ async def check_server(subject: Subject) -> Finding:
         level, says = Level.TROUBLE, f"{says}, a replica: no job can be added there, and none be run"
         advice = "Connect to the primary; with several hosts, add target_session_attrs=read-write."
     elif server.is_read_only:
-        level, says = Level.TROUBLE, f"{says}, where transactions are read-only by default"
-        advice = "Set default_transaction_read_only to off, for the role or the database."
+        level, says = Level.WARNING, f"{says}, where transactions are read-only by default"
+        advice = (
+            "Workers set it for themselves, but SQL that adds jobs fails. Set default_transaction_read_only "
+            "to off, for the role or the database."
+        )
     return Finding(check="server", level=level, says=says, advice=advice, details=details)
 
 

@@ -10,9 +10,9 @@ create database {database} template {template} strategy file_copy;
 drop database {database};
 
 -- name: list_sessions
-select pid, application_name, state, left(query, 200) as query
+select pid, application_name, state, pg_catalog.left(query, 200) as query
 from pg_catalog.pg_stat_activity
-where datname = $1 and backend_type = 'client backend';
+where datname {=} $1 and backend_type {=} 'client backend';
 
 -- name: end_sessions
-select pg_terminate_backend(pid) from pg_catalog.pg_stat_activity where datname = $1;
+select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity where datname {=} $1;

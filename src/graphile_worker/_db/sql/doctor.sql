@@ -109,6 +109,21 @@ join pg_catalog.pg_class as class on class.oid = type.typrelid and class.relkind
 where type.typnamespace = $1::text::regnamespace
 order by 1, 2;
 
+-- name: read_exposed_functions
+-- Functions whose names are resolved by the caller's path, and whether every role may make what they could find there.
+select
+  array(
+    select distinct function.proname::text from pg_catalog.pg_proc as function
+    where function.pronamespace = $1::text::regnamespace
+      and not coalesce(array_to_string(function.proconfig, ' ') like '%search_path=%', false)
+    order by 1
+  ) as functions,
+  exists (
+    select from pg_catalog.pg_namespace as namespace
+    cross join lateral aclexplode(coalesce(namespace.nspacl, acldefault('n', namespace.nspowner))) as granted
+    where namespace.nspname = 'public' and granted.grantee = 0 and granted.privilege_type = 'CREATE'
+  ) as all_may_create;
+
 -- name: read_notification_queue
 select pg_notification_queue_usage();
 

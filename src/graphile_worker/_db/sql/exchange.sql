@@ -4,10 +4,6 @@
 -- The start as text, because it is only compared.
 select pid, backend_start::text as started from pg_catalog.pg_stat_activity where pid = pg_backend_pid();
 
--- name: read_each_statement_anew
--- Whatever the role's default is.
-set default_transaction_isolation = 'read committed';
-
 -- name: end_backend
 select pg_terminate_backend(pid)
 from pg_catalog.pg_stat_activity where pid = $1 and backend_start::text = $2 and pid <> pg_backend_pid();
@@ -39,17 +35,18 @@ set constraints all immediate;
 -- Only what is missing, so that no identity value is spent on a name that is there.
 insert into {schema}._private_tasks (identifier)
 select wanted.identifier
-from unnest($1::text[]) as wanted (identifier)
-where not exists (select from {schema}._private_tasks as task where task.identifier = wanted.identifier)
+from pg_catalog.unnest($1::pg_catalog.text[]) as wanted (identifier)
+where not exists (select from {schema}._private_tasks as task where task.identifier {=} wanted.identifier)
 order by wanted.identifier
 on conflict (identifier) do nothing;
 
 -- name: read_tasks
-select id, identifier from {schema}._private_tasks where identifier = any ($1::text[]);
+select id, identifier from {schema}._private_tasks where identifier {=} any ($1::pg_catalog.text[]);
 
 -- name: exchange
 select * from {schema}._private_python_exchange_v2(
-  $1, $2, $3, $4, $5, $6::text::json, $7, $8, $9, $10, coalesce($11, now()), $12, $13, $14, $15, $16, $17, $18
+  $1, $2, $3, $4, $5, $6::pg_catalog.text::pg_catalog.json, $7, $8, $9, $10,
+  coalesce($11, pg_catalog.now()), $12, $13, $14, $15, $16, $17, $18
 );
 
 -- name: read_locked_jobs

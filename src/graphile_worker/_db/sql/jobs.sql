@@ -1,12 +1,12 @@
 -- Adding, reading and administering jobs. Payloads and flags cross as text, so that it does not matter which
 -- codecs the caller's connection has for json. Delays cross as seconds, because a day of an interval has 23
--- or 25 hours where the session's time zone says so.
+-- or 25 hours where the session's time zone says so. Names are qualified: most of it may run on a caller's connection.
 
 -- name: job_columns
   job.id,
   job.task_id,
   job.job_queue_id,
-  job.payload::text as payload,
+  job.payload::pg_catalog.text as payload,
   job.priority,
   {run_at} as run_at,
   job.attempts,
@@ -18,7 +18,7 @@
   job.locked_at,
   job.locked_by,
   job.revision,
-  job.flags::text as flags,
+  job.flags::pg_catalog.text as flags,
   job.is_available,
   {job_state} as state
 
@@ -29,26 +29,28 @@ least(greatest(job.run_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.99999
 -- name: job_state
 case
     when job.locked_at is not null then 'running'
-    when job.attempts >= job.max_attempts then 'failed'
-    when job.run_at > now() then 'scheduled'
+    when job.attempts {>=} job.max_attempts then 'failed'
+    when job.run_at {>} pg_catalog.now() then 'scheduled'
     else 'ready'
   end
 
 -- name: job_names
 -- A task or queue that the call itself created is not visible to the statement around the call: then its
 -- name is the one that was asked for.
-  (select task.identifier from {schema}._private_tasks as task where task.id = job.task_id)
+  (select task.identifier from {schema}._private_tasks as task where task.id {=} job.task_id)
     as task_identifier,
-  (select queue.queue_name from {schema}._private_job_queues as queue where queue.id = job.job_queue_id)
+  (select queue.queue_name from {schema}._private_job_queues as queue where queue.id {=} job.job_queue_id)
     as queue_name
 
 -- name: add_job
 select {job_columns}, {job_names}
 from {schema}.add_job(
   identifier => $1,
-  payload => $2::text::json,
+  payload => $2::pg_catalog.text::pg_catalog.json,
   queue_name => $3,
-  run_at => coalesce($4::timestamptz, now() + $5::float8 * interval '1 second'),
+  run_at => coalesce(
+    $4::pg_catalog.timestamptz, pg_catalog.now() {+} ($5::double precision {*} interval '1 second')
+  ),
   max_attempts => $6,
   job_key => $7,
   priority => $8,
@@ -60,17 +62,17 @@ from {schema}.add_job(
 array(
     select row(
       spec.identifier,
-      spec.payload::json,
+      spec.payload::pg_catalog.json,
       spec.queue_name,
-      coalesce(spec.run_at, now() + spec.delay * interval '1 second'),
+      coalesce(spec.run_at, pg_catalog.now() {+} (spec.delay {*} interval '1 second')),
       spec.max_attempts,
       spec.job_key,
       spec.priority,
-      spec.flags::text[]
+      spec.flags::pg_catalog.text[]
     )::{schema}.job_spec
     from unnest(
-      $1::text[], $2::text[], $3::text[], $4::timestamptz[], $5::float8[], $6::smallint[], $7::text[],
-      $8::smallint[], $9::text[]
+      $1::pg_catalog.text[], $2::pg_catalog.text[], $3::pg_catalog.text[], $4::pg_catalog.timestamptz[],
+      $5::double precision[], $6::smallint[], $7::pg_catalog.text[], $8::smallint[], $9::pg_catalog.text[]
     ) as spec (
       identifier, payload, queue_name, run_at, delay, max_attempts, job_key, priority, flags
     )
@@ -82,30 +84,30 @@ select
   job.id,
   job.task_id,
   job.job_queue_id,
-  nullif({run_at}, now()) as run_at,
+  case when job.run_at {<>} pg_catalog.now() then {run_at} end as run_at,
   job.revision,
-  nullif(job.created_at, now()) as created_at,
-  case when job.revision > 0 then job.payload::text end as merged_payload
+  case when job.created_at {<>} pg_catalog.now() then job.created_at end as created_at,
+  case when job.revision {>} 0 then job.payload::pg_catalog.text end as merged_payload
 from {schema}.add_jobs({job_specs}, $10) as job;
 
 -- name: add_unread_jobs
 -- Only how many there are now; a row without an id is none.
-select count(job.id) as count from {schema}.add_jobs({job_specs}, $10) as job;
+select pg_catalog.count(job.id) as count from {schema}.add_jobs({job_specs}, $10) as job;
 
 -- name: add_jobs_in_any_order
 select {job_columns} from {schema}.add_jobs({job_specs}, $10) as job;
 
 -- name: read_names
-select 'task' as kind, id, identifier as name from {schema}._private_tasks where id = any ($1)
+select 'task' as kind, id, identifier as name from {schema}._private_tasks where id {=} any ($1)
 union all
-select 'queue', id, queue_name from {schema}._private_job_queues where id = any ($2);
+select 'queue', id, queue_name from {schema}._private_job_queues where id {=} any ($2);
 
 -- name: prepare_bulk
 -- The time of the transaction, and whether add_jobs is ours, which returns rows in the order of the specs. By
 -- its text: npm may replace it with an upgrade of its own at any time.
-select now() as now, position('returned in the order of the specs' in prosrc) > 0 as keeps_order
+select pg_catalog.now() as now, position('returned in the order of the specs' in prosrc) {>} 0 as keeps_order
 from pg_catalog.pg_proc
-where oid = ($1::text || '.add_jobs(' || $1 || '.job_spec[],boolean)')::regprocedure;
+where oid {=} ($1::pg_catalog.text {||} '.add_jobs(' {||} $1 {||} '.job_spec[],boolean)')::pg_catalog.regprocedure;
 
 -- name: remove_job
 select {job_columns}, {job_names} from {schema}.remove_job($1) as job where job.id is not null;
@@ -121,36 +123,38 @@ from {schema}.permanently_fail_jobs($1::bigint[], $2) as job order by job.id;
 select {job_columns}, {job_names}
 from {schema}.reschedule_jobs(
   job_ids => $1::bigint[],
-  run_at => coalesce($2::timestamptz, now() + $3::float8 * interval '1 second'),
+  run_at => coalesce(
+    $2::pg_catalog.timestamptz, pg_catalog.now() {+} ($3::double precision {*} interval '1 second')
+  ),
   priority => $4,
   attempts => $5,
   max_attempts => $6
 ) as job order by job.id;
 
 -- name: force_unlock_workers
-select {schema}.force_unlock_workers($1::text[]);
+select {schema}.force_unlock_workers($1::pg_catalog.text[]);
 
 -- name: select_jobs
 select {job_columns}, {job_names} from {schema}._private_jobs as job where true
 
 -- name: having_id
-and job.id = {value}
+and job.id {=} {value}
 
 -- name: having_key
-and job.key = {value}
+and job.key {=} {value}
 
 -- name: having_task
-and job.task_id = (select id from {schema}._private_tasks where identifier = {value})
+and job.task_id {=} (select id from {schema}._private_tasks where identifier {=} {value})
 
 -- name: having_queue_name
-and job.job_queue_id = (select id from {schema}._private_job_queues where queue_name = {value})
+and job.job_queue_id {=} (select id from {schema}._private_job_queues where queue_name {=} {value})
 
 -- name: having_state_ready
 -- The same as in job_state, in words of which the planner knows how many rows they fit.
-and job.is_available and job.run_at <= now()
+and job.is_available and job.run_at {<=} pg_catalog.now()
 
 -- name: having_state_scheduled
-and job.is_available and job.run_at > now()
+and job.is_available and job.run_at {>} pg_catalog.now()
 
 -- name: having_state_running
 and job.locked_at is not null
@@ -159,19 +163,19 @@ and job.locked_at is not null
 and not job.is_available and job.locked_at is null
 
 -- name: having_locked_by
-and job.locked_by = {value}
+and job.locked_by {=} {value}
 
 -- name: having_locked_by_any
-and job.locked_by = any ({value}::text[])
+and job.locked_by {=} any ({value}::pg_catalog.text[])
 
 -- name: having_text
 and (
-  job.payload::text ilike {value} or job.last_error ilike {value} or job.key ilike {value}
-  or job.locked_by ilike {value}
+  job.payload::pg_catalog.text {~~*} {value} or job.last_error {~~*} {value} or job.key {~~*} {value}
+  or job.locked_by {~~*} {value}
 )
 
 -- name: after_id
-and job.id > {value}
+and job.id {>} {value}
 
 -- name: first_jobs
 order by job.id limit {value}
@@ -183,44 +187,44 @@ select
 from (
   select
     job.task_id,
-    count(*) filter (where job.is_available and job.run_at <= now()) as ready,
-    count(*) filter (where job.is_available and job.run_at > now()) as scheduled,
-    count(job.locked_at) as running,
-    count(*) filter (where not job.is_available and job.locked_at is null) as failed,
-    min({run_at}) filter (where job.is_available and job.run_at <= now()) as oldest_due
+    pg_catalog.count(*) filter (where job.is_available and job.run_at {<=} pg_catalog.now()) as ready,
+    pg_catalog.count(*) filter (where job.is_available and job.run_at {>} pg_catalog.now()) as scheduled,
+    pg_catalog.count(job.locked_at) as running,
+    pg_catalog.count(*) filter (where not job.is_available and job.locked_at is null) as failed,
+    pg_catalog.min({run_at}) filter (where job.is_available and job.run_at {<=} pg_catalog.now()) as oldest_due
   from {schema}._private_jobs as job
   group by job.task_id
 ) as counted
-left join {schema}._private_tasks as task on task.id = counted.task_id
+left join {schema}._private_tasks as task on task.id {=} counted.task_id
 order by task.identifier;
 
 -- name: read_now
-select now();
+select pg_catalog.now();
 
 -- name: select_ids
 select job.id from {schema}._private_jobs as job where true
 
 -- name: count_selected
-select count(*) from {schema}._private_jobs as job where true
+select pg_catalog.count(*) from {schema}._private_jobs as job where true
 
 -- name: highest_id
-select coalesce(max(id), 0) from {schema}._private_jobs;
+select coalesce(pg_catalog.max(id), 0) from {schema}._private_jobs;
 
 -- name: having_id_any
-and job.id = any ({value}::bigint[])
+and job.id {=} any ({value}::bigint[])
 
 -- name: up_to_id
-and job.id <= {value}
+and job.id {<=} {value}
 
 -- name: not_running
 -- As the functions that administer jobs have it: a lock counts for four hours.
-and (job.locked_at is null or job.locked_at < now() - interval '4 hours')
+and (job.locked_at is null or job.locked_at {<} (pg_catalog.now() {-} interval '4 hours'))
 
 -- name: not_locked
 and job.locked_at is null
 
 -- name: tried
-and job.attempts > 0
+and job.attempts {>} 0
 
 -- name: not_over
 and (job.is_available or job.locked_at is not null)
@@ -230,14 +234,14 @@ for update skip locked
 
 -- name: do_not_sort
 -- Page after page in the order of ids: to sort what is left of the table for each page is the wrong plan.
-select set_config('enable_sort', 'off', true);
+select pg_catalog.set_config('enable_sort', 'off', true);
 
 -- name: complete_many
 select id from {schema}.complete_jobs($1::bigint[]);
 
 -- name: remove_many
 -- The one job with the key; one that runs has lost it.
-select id, key is null as runs from {schema}.remove_job($2) as job where job.id = any ($1::bigint[]);
+select id, key is null as runs from {schema}.remove_job($2) as job where job.id {=} any ($1::bigint[]);
 
 -- name: fail_many
 select id from {schema}.permanently_fail_jobs($1::bigint[], $2);
@@ -246,7 +250,9 @@ select id from {schema}.permanently_fail_jobs($1::bigint[], $2);
 select id
 from {schema}.reschedule_jobs(
   job_ids => $1::bigint[],
-  run_at => coalesce($2::timestamptz, now() + $3::float8 * interval '1 second'),
+  run_at => coalesce(
+    $2::pg_catalog.timestamptz, pg_catalog.now() {+} ($3::double precision {*} interval '1 second')
+  ),
   priority => $4,
   attempts => $5,
   max_attempts => $6
@@ -254,17 +260,20 @@ from {schema}.reschedule_jobs(
 
 -- name: retry_many
 update {schema}._private_jobs as job
-set attempts = 0, run_at = now(), updated_at = now()
-where job.id = any ($1::bigint[]) and job.locked_at is null and job.attempts > 0
+set attempts = 0, run_at = pg_catalog.now(), updated_at = pg_catalog.now()
+where job.id {=} any ($1::bigint[]) and job.locked_at is null and job.attempts {>} 0
 returning job.id;
 
 -- name: tell_of_due_jobs
 -- For none of these changes is told by the functions, and workers would find out when they look the next time.
-select pg_notify('jobs:insert', json_build_object('r', random(), 'count', $1::integer)::text);
+select pg_catalog.pg_notify(
+  'jobs:insert',
+  pg_catalog.json_build_object('r', pg_catalog.random(), 'count', $1::integer)::pg_catalog.text
+);
 
 -- name: explain_left
 select job.id, job.locked_by, {job_state} as state
-from {schema}._private_jobs as job where job.id = any ($1::bigint[])
+from {schema}._private_jobs as job where job.id {=} any ($1::bigint[])
 order by job.id;
 
 -- name: count_queues
@@ -274,15 +283,16 @@ from {schema}._private_job_queues as queue
 left join (
   select
     job.job_queue_id,
-    count(*) as jobs,
-    count(*) filter (where job.is_available and job.run_at <= now()) as ready,
-    count(*) filter (where not job.is_available and job.locked_at is null) as failed,
-    min({run_at}) filter (where job.is_available and job.run_at <= now()) as oldest_due
+    pg_catalog.count(*) as jobs,
+    pg_catalog.count(*) filter (where job.is_available and job.run_at {<=} pg_catalog.now()) as ready,
+    pg_catalog.count(*) filter (where not job.is_available and job.locked_at is null) as failed,
+    pg_catalog.min({run_at}) filter (where job.is_available and job.run_at {<=} pg_catalog.now()) as oldest_due
   from {schema}._private_jobs as job
   where job.job_queue_id is not null
   group by job.job_queue_id
-) as counted on counted.job_queue_id = queue.id
-where ($1::text[] is null or queue.queue_name = any ($1::text[])) and (queue.locked_at is not null or not $2::boolean)
+) as counted on counted.job_queue_id {=} queue.id
+where ($1::pg_catalog.text[] is null or queue.queue_name {=} any ($1::pg_catalog.text[]))
+  and (queue.locked_at is not null or not $2::boolean)
 order by jobs desc, queue.queue_name
 limit $3;
 
@@ -294,7 +304,7 @@ order by job.locked_at, job.id;
 
 -- name: hides_rows
 -- A role that row level security shuts out sees an empty table, and no error.
-select coalesce(bool_or(row_security_active(class.oid)), false)
+select coalesce(pg_catalog.bool_or(pg_catalog.row_security_active(class.oid)), false)
 from pg_catalog.pg_class as class
-join pg_catalog.pg_namespace as namespace on namespace.oid = class.relnamespace
-where namespace.nspname = $1 and class.relname = '_private_jobs';
+join pg_catalog.pg_namespace as namespace on namespace.oid {=} class.relnamespace
+where namespace.nspname {=} $1 and class.relname {=} '_private_jobs';

@@ -204,20 +204,24 @@ where session.worker_id = any (array(
 ));
 
 -- name: silence
-extract(epoch from clock_timestamp() - last_heartbeat_at)::float8
+extract(epoch from pg_catalog.clock_timestamp() {-} last_heartbeat_at)::double precision
 
 -- name: keeps_heartbeats
 -- Not before we or the Rust port have been there. The jobs are named so that this fails where there is no queue at all.
-select to_regclass($1::text || '._private_workers') is not null
-from (select count(*) from {schema}._private_jobs where false) as queue;
+select pg_catalog.to_regclass($1::pg_catalog.text {||} '._private_workers') is not null
+from (select pg_catalog.count(*) from {schema}._private_jobs where false) as queue;
 
 -- name: read_workers
-select id, metadata::text as metadata, started_at, last_heartbeat_at, {silence} as silence, 0 as jobs, 0 as queues
-from {schema}._private_workers where $1::text[] is null or id = any ($1::text[])
+select
+  id, metadata::pg_catalog.text as metadata, started_at, last_heartbeat_at, {silence} as silence, 0 as jobs,
+  0 as queues
+from {schema}._private_workers where $1::pg_catalog.text[] is null or id {=} any ($1::pg_catalog.text[])
 order by started_at, id;
 
 -- name: held
-select locked_by as id, count(*) filter (where is_job) as jobs, count(*) filter (where not is_job) as queues
+select
+    locked_by as id, pg_catalog.count(*) filter (where is_job) as jobs,
+    pg_catalog.count(*) filter (where not is_job) as queues
   from (
     select locked_by, true as is_job from {schema}._private_jobs where locked_by is not null
     union all
@@ -228,8 +232,8 @@ select locked_by as id, count(*) filter (where is_job) as jobs, count(*) filter 
 -- name: list_holders
 -- Where nobody keeps heartbeats, workers are known by what they hold.
 select
-  id, null as metadata, null::timestamptz as started_at, null::timestamptz as last_heartbeat_at,
-  null::float8 as silence, jobs, queues
+  id, null as metadata, null::pg_catalog.timestamptz as started_at,
+  null::pg_catalog.timestamptz as last_heartbeat_at, null::double precision as silence, jobs, queues
 from ({held}) as held
 order by id;
 
@@ -237,10 +241,10 @@ order by id;
 -- Also those that hold something and have no row: Node's, and ours without recovery.
 with held as ({held})
 select
-  coalesce(worker.id, held.id) as id, worker.metadata::text as metadata, worker.started_at,
+  coalesce(worker.id, held.id) as id, worker.metadata::pg_catalog.text as metadata, worker.started_at,
   worker.last_heartbeat_at, {silence} as silence, coalesce(held.jobs, 0) as jobs, coalesce(held.queues, 0) as queues
 from {schema}._private_workers as worker
-full join held on held.id = worker.id
+full join held on held.id {=} worker.id
 order by worker.started_at nulls last, id;
 
 -- name: is_stale

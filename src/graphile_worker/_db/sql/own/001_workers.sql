@@ -11,7 +11,7 @@ create index _private_workers_last_heartbeat_at_idx
   on {schema}._private_workers (last_heartbeat_at);
 
 create function {schema}.worker_heartbeat(worker_id text, metadata json default null) returns void
-language sql as $body$
+language sql set search_path = pg_catalog, pg_temp as $body$
   insert into {schema}._private_workers as worker (id, last_heartbeat_at, metadata)
     values (worker_id, now(), worker_heartbeat.metadata::jsonb)
     on conflict (id) do update set
@@ -20,12 +20,12 @@ language sql as $body$
 $body$;
 
 create function {schema}.worker_deregister(worker_id text) returns void
-language sql as $body$
+language sql set search_path = pg_catalog, pg_temp as $body$
   delete from {schema}._private_workers as worker where worker.id = worker_id;
 $body$;
 
 create function {schema}.list_stale_workers(stale_threshold interval) returns table (worker_id text)
-language sql stable as $body$
+language sql stable set search_path = pg_catalog, pg_temp as $body$
   select worker.id
     from {schema}._private_workers as worker
     where worker.last_heartbeat_at < now() - stale_threshold;
@@ -33,7 +33,7 @@ $body$;
 
 create function {schema}.list_orphan_locked_workers(stale_threshold interval)
 returns table (worker_id text)
-language sql stable as $body$
+language sql stable set search_path = pg_catalog, pg_temp as $body$
   select held.locked_by
     from (
       select locked_by, locked_at from {schema}._private_jobs
@@ -52,7 +52,7 @@ create function {schema}.recover_dead_worker_jobs(
   worker_ids text[],
   recovery_delay interval default interval '0'
 ) returns integer
-language plpgsql as $body$
+language plpgsql set search_path = pg_catalog, pg_temp as $body$
 declare
   recovered integer;
 begin
@@ -72,6 +72,6 @@ end
 $body$;
 
 create function {schema}.delete_stale_workers(worker_ids text[]) returns void
-language sql as $body$
+language sql set search_path = pg_catalog, pg_temp as $body$
   delete from {schema}._private_workers as worker where worker.id = any (worker_ids);
 $body$;

@@ -23,7 +23,7 @@
 -- repeats it with `careful`: each job has a subtransaction of its own, and one that is refused is named in the reply, with
 -- the message as its last_error and the SQLSTATE as its key. No constraint is deferred then, or the commit would fail.
 --
--- Each statement in here costs some 25 µs whatever it does, each column of a claimed job some 0.3 µs. So the usual
+-- Each statement in here costs some 25 us whatever it does, each column of a claimed job some 0.3 us. So the usual
 -- call has few statements, and what is the same for all claimed jobs, or as in another column, is not repeated.
 drop function if exists {schema}._private_python_exchange_v1;
 
@@ -82,6 +82,7 @@ create or replace function {schema}._private_python_exchange_v2(
   cost double precision        -- seconds that the look for jobs took
 )
 language plpgsql
+set search_path = pg_catalog, pg_temp
 set jit = off
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off

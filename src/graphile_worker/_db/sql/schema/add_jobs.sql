@@ -29,7 +29,7 @@ create or replace function {schema}.add_jobs(
   specs {schema}.job_spec[],
   job_key_preserve_run_at boolean default false
 ) returns setof {schema}._private_jobs
-language plpgsql as $body$
+language plpgsql set search_path = pg_catalog, pg_temp as $body$
 #variable_conflict use_column
 declare
   total constant integer := coalesce(cardinality(specs), 0);
@@ -134,7 +134,7 @@ create or replace function {schema}.add_job(
   flags text[] default null,
   job_key_mode text default 'replace'
 ) returns {schema}._private_jobs
-language plpgsql as $body$
+language plpgsql set search_path = pg_catalog, pg_temp as $body$
 #variable_conflict use_column
 declare
   dedupe constant boolean := job_key is not null and coalesce(job_key_mode = 'unsafe_dedupe', false);

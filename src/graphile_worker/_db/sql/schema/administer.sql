@@ -2,7 +2,7 @@
 -- as one that nobody runs.
 
 create function {schema}.remove_job(job_key text) returns {schema}._private_jobs
-strict language plpgsql as $body$
+strict language plpgsql set search_path = pg_catalog, pg_temp as $body$
 declare
   job {schema}._private_jobs;
 begin
@@ -30,7 +30,7 @@ end
 $body$;
 
 create function {schema}.complete_jobs(job_ids bigint[]) returns setof {schema}._private_jobs
-language sql as $body$
+language sql set search_path = pg_catalog, pg_temp as $body$
   delete from {schema}._private_jobs as job
     where job.id = any (job_ids)
       and (job.locked_at is null or job.locked_at < now() - interval '4 hours')
@@ -39,7 +39,7 @@ $body$;
 
 create function {schema}.permanently_fail_jobs(job_ids bigint[], error_message text default null)
 returns setof {schema}._private_jobs
-language sql as $body$
+language sql set search_path = pg_catalog, pg_temp as $body$
   update {schema}._private_jobs as job
     set last_error = coalesce(error_message, 'Manually marked as failed'),
         attempts = job.max_attempts,
@@ -56,7 +56,7 @@ create function {schema}.reschedule_jobs(
   attempts integer default null,
   max_attempts integer default null
 ) returns setof {schema}._private_jobs
-language sql as $body$
+language sql set search_path = pg_catalog, pg_temp as $body$
   update {schema}._private_jobs as job
     set run_at = coalesce(reschedule_jobs.run_at, job.run_at),
         priority = coalesce(reschedule_jobs.priority::smallint, job.priority),
@@ -69,7 +69,7 @@ language sql as $body$
 $body$;
 
 create function {schema}.force_unlock_workers(worker_ids text[]) returns void
-language sql as $body$
+language sql set search_path = pg_catalog, pg_temp as $body$
   update {schema}._private_jobs as job
     set locked_at = null, locked_by = null
     where job.locked_by = any (worker_ids);
