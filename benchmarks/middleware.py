@@ -107,7 +107,7 @@ async def _to_run(middleware: int, listeners: int, count: int) -> float:
         for _ in range(count):
             run = Run(held, slot, 0.0)
             tell_started(events, run)
-            tell_ended(events, run, await executor.execute(held))
+            tell_ended(events, run, await executor.execute(run))
             tell_settled(events, run, event.JobComplete)
         best = min(best, perf_counter() - started)
     return best / count * 1e6

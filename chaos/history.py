@@ -10,6 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from chaos.ledger import (
+    CANCELLED,
     PAUSED,
     Answered,
     Asked,
@@ -46,7 +47,7 @@ class Run:
     begun: Begun
     ended: Ended | None
     end: float
-    """When it ended, or its process did."""
+    """When it ended, or its process did, or its worker told that it has."""
     outcome: str
 
     @property
@@ -141,13 +142,24 @@ class History:
             lines.sort(key=lambda line: line.at)
 
     def _pair(self, begun: list[Begun], ended: dict[str, Ended]) -> None:
+        told = defaultdict[tuple[int, int, int], list[Told]](list)
+        for one in self.told:
+            told[one.pid, one.job, one.attempt].append(one)
         for line in sorted(begun, key=lambda line: line.at):
             end = ended.get(line.run)
             if end is not None:
                 run = Run(line, end, end.at, end.outcome)
             else:
-                run = Run(line, None, self._death_of(line.pid, line.at), DIED)
+                about = (one for one in told[line.pid, line.job, line.attempt] if one.at >= line.at)
+                run = self._killed(line, next(about, None))
             self.runs[line.token].append(run)
+
+    def _killed(self, begun: Begun, told: Told | None) -> Run:
+        """A run whose process was killed: with its worker, or by its worker, which then told about it."""
+        died = self._death_of(begun.pid, begun.at)
+        if told is None or died < told.at:
+            return Run(begun, None, died, DIED)
+        return Run(begun, None, told.at, CANCELLED if told.name == "job:interrupted" else DIED)
 
     def _death_of(self, pid: int, after: float) -> float:
         """A number is given to another process some day, so the first one after that."""

@@ -8,16 +8,20 @@ import os
 import threading
 import time
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaos.ledger import CANCELLED, OK, RAISED, Begun, Ended, Ledger, now
+from graphile_worker import JobContext, task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from graphile_worker import JobContext
-
 ASYNC, THREAD, HOLD_GIL, FORK = "wait", "wait_on_thread", "hold_gil", "fork"
+PROCESS = "fork_in_process"
+LEDGER_VARIABLE = "CHAOS_LEDGER"
+"""Names the worker's ledger, for the processes that it starts."""
 # Of PyDLL's functions the caller keeps the GIL: no other thread runs meanwhile, the event loop's neither.
 _HOLDING_GIL = ctypes.PyDLL(None)
 _MICROSECONDS = 1_000_000
@@ -37,22 +41,41 @@ def tasks_for(ledger: Ledger) -> dict[str, Callable[..., Any]]:
                 await asyncio.sleep(step)
 
     def on_thread(act: Callable[[float], object]) -> Callable[..., None]:
-        def task(payload: dict[str, Any], ctx: JobContext) -> None:
+        def run(payload: dict[str, Any], ctx: JobContext) -> None:
             with _recorded(ledger, payload, ctx):
                 act(payload["seconds"])
 
-        return task
+        return run
 
     return {
         ASYNC: wait,
         THREAD: on_thread(_wait_on_thread),
         HOLD_GIL: on_thread(_hold_gil),
         FORK: on_thread(_fork),
+        PROCESS: fork_in_process,
     }
 
 
+@task(PROCESS, executor="process")
+def fork_in_process(payload: dict[str, Any], ctx: JobContext) -> None:
+    """Fork a child that returns from the task at once. It must not answer for a job."""
+    child = os.fork()
+    if child == 0:
+        return
+    os.waitpid(child, 0)
+    with _recorded(_ledger_of_process(), payload, ctx, worker_pid=os.getppid()):
+        _wait_on_thread(payload["seconds"])
+
+
+@cache
+def _ledger_of_process() -> Ledger:
+    return Ledger(Path(os.environ[LEDGER_VARIABLE]))
+
+
 @contextmanager
-def _recorded(ledger: Ledger, payload: dict[str, Any], ctx: JobContext) -> Iterator[None]:
+def _recorded(
+    ledger: Ledger, payload: dict[str, Any], ctx: JobContext, worker_pid: int | None = None
+) -> Iterator[None]:
     job, run, outcome = ctx.job, ledger.next_run(), RAISED
     begun = Begun(
         at=now(),
@@ -63,7 +86,7 @@ def _recorded(ledger: Ledger, payload: dict[str, Any], ctx: JobContext) -> Itera
         task=job.task_identifier,
         queue=job.queue_name,
         worker=ctx.worker_id,
-        pid=os.getpid(),
+        pid=worker_pid or os.getpid(),
     )
     ledger.write(begun)
     try:

@@ -22,7 +22,7 @@ import msgspec
 
 from chaos.leases import Leases  # noqa: TC001 - msgspec looks at it
 from chaos.ledger import PAUSED, Fault, Ledger, Ready, Told, now
-from chaos.tasks import tasks_for
+from chaos.tasks import LEDGER_VARIABLE, tasks_for
 from chaos.wall_clock import WallClock
 from graphile_worker import DatabaseError, Events, run
 from graphile_worker.events import (
@@ -54,6 +54,7 @@ class Orders(msgspec.Struct, kw_only=True):
 
 async def work(orders: Orders) -> None:
     """Work until a signal ends it."""
+    os.environ[LEDGER_VARIABLE] = orders.ledger
     ledger = Ledger(Path(orders.ledger))  # open to the end: threads may outlive the worker
     threading.Thread(target=_note_pauses, args=(ledger, orders), daemon=True).start()
     runner = await run(

@@ -37,6 +37,7 @@ from graphile_worker import (
 from graphile_worker._runtime import member, processes
 from graphile_worker._runtime.carried import RemoteTraceback
 from graphile_worker._runtime.handlers import read_handlers
+from graphile_worker._runtime.pulse import Pulse
 from graphile_worker.liveness import since_boot
 from graphile_worker.process_member import Watch
 from graphile_worker.tasks import task_of
@@ -746,6 +747,64 @@ class TestDying:
         attempts = path.read_text().split()
         assert attempts == sorted(attempts)
 
+    async def test_process_that_ended_itself_while_its_worker_was_frozen_interrupts_its_job(
+        self, database: str, tmp_path: Path
+    ) -> None:
+        path, gate = tmp_path / "lines", gate_at(tmp_path / "gate")
+        leases = {"HEARTBEAT_INTERVAL": "250ms", "FAST_LEASE": "500ms", "LEASE": "2s"}
+        async with WorkerUtils(database) as utils:
+            job = await utils.add_job("append_attempt", {"path": str(path), "gate": str(gate)})
+            async with _command_on(database, tmp_path, **leases) as worker:
+                first, _ = await words_of(path)
+                worker.send(signal.SIGSTOP)
+                await until_gone(int(first))
+                worker.send(signal.SIGCONT)
+                await until(lambda: _is(lambda: path.read_text().count("\n") == 2), "it runs again")
+                found = await utils.get_job(id=job.id)
+                worker.send(signal.SIGKILL)
+        _, attempt, second, again = path.read_text().split()
+        assert first != second
+        assert (attempt, again) == ("1", "1"), "the attempt was given back"
+        assert found is not None
+        assert (found.attempts, found.last_error) == (1, None)
+
+    async def test_process_that_saw_no_beat_interrupts_its_job_though_the_worker_is_well(
+        self, database: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """As after a freeze, if the worker sees the end of the process before that of its own lease."""
+        heard, path, gate = Heard(), tmp_path / "lines", gate_at(tmp_path / "gate")
+        async with running(these("append_attempt"), database, heard=heard) as runner:
+            await runner.add_job("append_attempt", {"path": str(path), "gate": str(gate)})
+            pid = await pid_of(path)
+            pulse = cast("Any", runner)._parts._processes._pulse
+
+            async def gone() -> bool:
+                pulse.beat(since_boot() - 3600)  # again and again, because the heartbeat goes on
+                return not lives(pid)
+
+            await until(gone, "the process has ended itself")
+            await heard.until("job:interrupted")
+            await until(lambda: _is(lambda: path.read_text().count("\n") == 2), "it runs again")
+            await _open(gate)
+            await heard.until("job:complete")
+        assert heard.counts["job:error"] == 0
+        assert [line.split()[1] for line in path.read_text().splitlines()] == ["1", "1"]
+        assert "because no heartbeat of this worker was recorded for 34 s" in caplog.text
+
+    def test_silence_that_a_process_may_have_seen_is_remembered(self) -> None:
+        pulse, begun = Pulse(shortest_silence=10), since_boot()
+        try:
+            pulse.beat(begun - 1)
+            assert not pulse.was_silent(10, since=begun)
+            pulse.beat(begun - 30)
+            assert pulse.was_silent(10, since=begun), "it lasts"
+            pulse.beat(begun)
+            assert pulse.was_silent(10, since=begun), "it has ended, and a process may have acted on it"
+            assert not pulse.was_silent(60, since=begun)
+            assert not pulse.was_silent(10, since=since_boot()), "it has ended before"
+        finally:
+            pulse.close()
+
     def test_it_looks_again_no_later_than_its_patience_ends(self) -> None:
         pulse = SimpleNamespace(last=since_boot())
         watch = Watch(os.getpid(), cast("Any", pulse))
@@ -854,7 +913,7 @@ async def _command_on(database: str, tmp_path: Path, **settings: str) -> AsyncIt
     """The command, with these tasks."""
     (tmp_path / "served.py").write_text(
         "from support import computing\n"
-        "names = ('tell', 'wait', 'hold_gil', 'count_lines')\n"
+        "names = ('tell', 'wait', 'hold_gil', 'count_lines', 'append_attempt')\n"
         "tasks = {name: getattr(computing, name) for name in names}\n"
     )
     environment = os.environ | {"DATABASE_URL": database, "PYTHONPATH": f"{tmp_path}:{ROOT / 'tests'}"}

@@ -93,7 +93,15 @@ class TaskTimeoutError(TaskError):
 
 
 class TaskProcessError(TaskError):
-    """The process that a task ran in ended before the task did: it crashed, or somebody killed it."""
+    """The process that a task ran in ended before the task did: it crashed, or somebody killed it.
+
+    Attributes:
+        interrupted: Whether the worker is the reason, and not the task: then the job's attempt is given back.
+    """
+
+    def __init__(self, message: str, *, interrupted: bool = False) -> None:
+        super().__init__(message)
+        self.interrupted = interrupted
 
 
 class BatchError(TaskError):

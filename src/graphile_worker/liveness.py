@@ -170,8 +170,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     state: str
     """``starting``, ``ready``, ``unreachable`` (no database), ``fenced`` (it had to give up its jobs),
-    ``blocked`` (a task blocks the event loop), ``unsure`` (forbidden_flags fails), ``stopping`` or
-    ``stopped``."""
+    ``blocked`` (a task blocks the event loop), ``exhausted`` (too many threads still run after the timeouts
+    of their jobs), ``unsure`` (forbidden_flags fails), ``stopping`` or ``stopped``."""
     live: bool
     """False if it will not get better by itself."""
     ready: bool

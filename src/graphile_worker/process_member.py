@@ -17,12 +17,14 @@ import sys
 import threading
 from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from graphile_worker._runtime.carried import carry, carry_record
+from graphile_worker._runtime.forks import ForkGuard
 from graphile_worker._runtime.handlers import OfTask
 from graphile_worker._runtime.process_context import Limits, Shared, ThroughWorker
 from graphile_worker._runtime.pulse import Pulse
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
     from graphile_worker._runtime.handlers import Call
     from graphile_worker._runtime.references import Reference
+    from graphile_worker._runtime.wire import Request
     from graphile_worker.job import Job
 
 _TIME_TO_END = 5.0
@@ -51,14 +54,18 @@ _OF_THE_WORKER = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2")
 def main() -> None:
     """Do what the worker says until it says nothing more."""
     leave_signals_to_worker()
-    end, lifeline, worker, pulse = map(int, sys.argv[1:])
+    end, lifeline, worker, shared = map(int, sys.argv[1:])
+    for file in (end, lifeline, shared):
+        os.set_inheritable(file, False)  # or programs that tasks start would have them
     die_with(lifeline)
-    watch = Watch(worker, Pulse(pulse))
+    pulse = Pulse(shared)
+    watch = Watch(worker, pulse)
     threading.Thread(target=watch.run, name="graphile-worker parent", daemon=True).start()
     line = Line(socket.socket(fileno=end))
+    forks = ForkGuard(line.close, pulse.close, partial(os.close, lifeline))
     setup = line.receive()
     if isinstance(setup, Setup):
-        ProcessMember(line, setup, watch).work()
+        ProcessMember(line, setup, watch, forks).work()
 
 
 class ProcessMember:
@@ -68,11 +75,13 @@ class ProcessMember:
         line: To the worker.
         setup: What all jobs share.
         watch: Ends all if need be.
+        forks: Ends children that tasks fork, when they leave the task.
     """
 
-    def __init__(self, line: Line, setup: Setup, watch: Watch) -> None:
+    def __init__(self, line: Line, setup: Setup, watch: Watch, forks: ForkGuard) -> None:
         self._line = line
         self._watch = watch
+        self._forks = forks
         self._on_invalid_payload = setup.on_invalid_payload
         self._program = setup.program
         self._inbox: SimpleQueue[tuple[Load | Run, Limits | None] | None] = SimpleQueue()
@@ -128,10 +137,14 @@ class ProcessMember:
         try:
             if isinstance(message, Load):
                 self._load(message.task)
-                return Done()
-            return Done(_as_json(self._run(message, limits)))
+                value = None
+            else:
+                value = self._run(message, limits)
+            self._forks.end_child()
+            return Done(_replied(message), _as_json(value))
         except BaseException as error:  # noqa: BLE001 - sys.exit() included: it is the job that fails
-            return Raised(carry(unwrapped(error)))
+            self._forks.end_child(error)
+            return Raised(_replied(message), carry(unwrapped(error)))
         finally:
             if limits is not None:
                 limits.end()
@@ -164,10 +177,14 @@ class ProcessMember:
         handler = self._handlers[run.task]
         job = msgspec.structs.replace(run.job, payload=decode_payload(run.payload))
         call = handler.call(job, self._shared, limits)
-        return _value(handler, job, call)
+        return _value(handler, job, call, self._forks)
 
 
-def _value(handler: OfTask, job: Job, call: Call) -> Any:
+def _replied(message: Load | Run) -> Request:
+    return message.request._replace(process=os.getpid())
+
+
+def _value(handler: OfTask, job: Job, call: Call, forks: ForkGuard) -> Any:
     """What the function returns; if there is something to await, on an event loop of its own."""
     if call.batch is not None and not call.batch.good:
         value = None  # none of its items can be run
@@ -182,7 +199,9 @@ def _value(handler: OfTask, job: Job, call: Call) -> Any:
             if call.batch is not None:
                 await handler.conclude(job, call, found)
         except BaseException as error:  # noqa: BLE001 - the same; and without asyncio in its traceback
+            forks.end_child(error)
             return None, error
+        forks.end_child()  # before asyncio closes the event loop, whose files are also the parent's
         return found if call.batch is None else None, None
 
     found, error = asyncio.run(settled())

@@ -301,3 +301,19 @@ def leave_thread_behind(ctx: JobContext) -> None:
 @task(executor="process", timeout=0.3)
 def sleep_long() -> None:
     threading.Event().wait(20)
+
+
+@task(executor="process")
+async def cancel_itself() -> None:
+    current = asyncio.current_task()
+    assert current is not None
+    current.cancel("by the task")
+    await asyncio.sleep(20)
+
+
+@task(executor="process")
+def append_attempt(path: str, gate: str, ctx: JobContext) -> None:
+    """Add a line with the process and the attempt, then wait until the gate opens."""
+    with Path(path).open("a") as file:
+        file.write(f"{os.getpid()} {ctx.job.attempts}\n")
+    Path(gate).read_text()

@@ -9,12 +9,13 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from graphile_worker._runtime.abandoned import AbandonedThreads
 from graphile_worker._runtime.around import around
 from graphile_worker._runtime.batch import discard
 from graphile_worker._runtime.deadline import Deadline
 from graphile_worker._runtime.processes import Processes
 from graphile_worker._runtime.threads import Threads
-from graphile_worker.errors import TaskError
+from graphile_worker.errors import TaskError, TaskProcessError
 from graphile_worker.middleware.base import overriding
 from graphile_worker.outcome import Completed, Failed, Interrupted, unwrapped
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from graphile_worker._db.exchange import Held
     from graphile_worker._runtime.handlers import Call, Handler
+    from graphile_worker._runtime.runs import Run
     from graphile_worker.context import Stopping, Surroundings
     from graphile_worker.job import Job
     from graphile_worker.middleware import Middleware
@@ -42,6 +44,7 @@ class Executor:
         interrupted_delay: Seconds until a job that was interrupted is available again.
         middleware: What stands around each job.
         processes: For tasks that are to run in some.
+        abandoned: Counts threads whose jobs are over.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Executor:
         interrupted_delay: float,
         middleware: Iterable[Middleware] = (),
         processes: Processes | None = None,
+        abandoned: AbandonedThreads | None = None,
     ) -> None:
         self._handlers = handlers
         self._surroundings = surroundings
@@ -58,8 +62,9 @@ class Executor:
         self._threads = Threads()
         self.processes = processes or Processes(surroundings)
         self._closed = False
-        self.abandoned = 0
-        """How many threads go on though the timeouts of their jobs are over."""
+        self.abandoned = abandoned or AbandonedThreads()
+        self.is_cancelled: Callable[[], bool] = lambda: False
+        """Whether the worker itself is cancelled, as when its event loop is closed, and its jobs with it."""
         self._context = copy_context()
         self._perform = around(overriding(middleware, "execute"), self._call, surroundings)
 
@@ -88,8 +93,9 @@ class Executor:
         self._threads.close()
         self.processes.close()
 
-    async def execute(self, held: Held) -> Outcome:
+    async def execute(self, run: Run) -> Outcome:
         """Run the job to its end. Whatever is raised belongs to this job alone."""
+        held = run.held
         job = held.job
         handler = self._handlers.get(job.task_identifier)
         try:
@@ -100,11 +106,12 @@ class Executor:
             deadline = self._deadline(handler, job) if handler.may_time_out or job.flags else None
             await self._perform(handler, job, deadline)
         except asyncio.CancelledError as error:
-            # Somebody cancelled the job from outside; or it gave up by itself, which is a failure.
-            task = asyncio.current_task()
-            return self.interrupted if task and task.cancelling() else _failed(handler, job, error)
+            # Only what the worker asked for is an interruption. A task that cancels itself would otherwise
+            # get its attempt back, and run again at once, for ever.
+            stopped = run.stopped or self.is_cancelled()
+            return self.interrupted if stopped else _failed(handler, job, error)
         except BaseException as error:  # noqa: BLE001 - a task that calls sys.exit() must not end the worker
-            return _failed(handler, job, unwrapped(error))
+            return self.interrupted if _is_interruption(error) else _failed(handler, job, unwrapped(error))
         return COMPLETED
 
     async def _call(self, handler: Handler, job: Job, deadline: Deadline | None) -> Any:
@@ -169,24 +176,33 @@ class Executor:
 
     def _abandon(self, job: Job, future: asyncio.Future[Any]) -> None:
         """Go on without the thread: it goes on too, and nobody waits for it any more."""
-        self.abandoned += 1
         logger.warning(
             "Job %d (%s) is over its timeout, and its thread does not end: going on without it. Threads like "
             "that: %d",
-            *(job.id, job.task_identifier, self.abandoned),
+            *(job.id, job.task_identifier, self.abandoned.total + 1),
         )
+        self.abandoned.add(job.task_identifier)
 
         def ended(future: asyncio.Future[Any]) -> None:
-            self.abandoned -= 1
             value, _error = future.result()
             discard([value])
             logger.info("The thread of job %d (%s) has ended after all", job.id, job.task_identifier)
+            self.abandoned.remove(job.task_identifier)
 
         future.add_done_callback(ended)
 
 
 def _within(deadline: Deadline | None, work: Awaitable[Any]) -> Awaitable[Any]:
     return work if deadline is None else deadline.watch(work)
+
+
+def _is_interruption(error: BaseException) -> bool:
+    """Whether the process of the job ended for a reason that is the worker's, and not the task's."""
+    while (
+        isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1
+    ):  # of a middleware's task group
+        error = error.exceptions[0]
+    return isinstance(error, TaskProcessError) and error.interrupted
 
 
 def _failed(handler: Handler | None, job: Job, error: BaseException) -> Outcome:

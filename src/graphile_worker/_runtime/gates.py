@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
     from graphile_worker._db.exchange import Held
+    from graphile_worker._runtime.abandoned import AbandonedThreads
     from graphile_worker.logs import ScopedLogger
     from graphile_worker.middleware import Middleware
 
@@ -29,14 +30,23 @@ class Passage(NamedTuple):
 class Gates:
     """Asks middleware how many jobs of each task may be claimed.
 
+    Of a task that has too many abandoned threads there may be none.
+
     A look has one limit for all its tasks. So where a task may have fewer jobs than there is room for, looks
     take turns: one for all tasks, with the smallest of their limits, and one for those that may have as many
     as there is room for. The first keeps the order of all jobs; the second keeps a limited task from slowing
     the others down.
     """
 
-    def __init__(self, middleware: Iterable[Middleware], tasks: Sequence[str], logger: ScopedLogger) -> None:
+    def __init__(
+        self,
+        middleware: Iterable[Middleware],
+        tasks: Sequence[str],
+        logger: ScopedLogger,
+        abandoned: AbandonedThreads,
+    ) -> None:
         self._middleware = overriding(middleware, "room")
+        self._abandoned = abandoned
         self._tasks = tasks
         self._logger = logger
         self._without_limited = False
@@ -50,12 +60,15 @@ class Gates:
 
     def __bool__(self) -> bool:
         """Whether there is any."""
-        return bool(self._middleware)
+        return bool(self._middleware or self._abandoned.exhausted)
 
     def pass_through(self, wanted: int, in_hand: Iterable[Held]) -> Passage:
         """What of that many may be claimed."""
         counts = Counter(held.job.task_identifier for held in in_hand)
-        rooms = {task: self._room(task, counts[task], wanted) for task in self._tasks}
+        exhausted = self._abandoned.exhausted
+        rooms = {
+            task: 0 if task in exhausted else self._room(task, counts[task], wanted) for task in self._tasks
+        }
         open_ones = [task for task, room in rooms.items() if room > 0]
         unlimited = [task for task in open_ones if rooms[task] >= wanted]
         if len(unlimited) == len(self._tasks):

@@ -88,12 +88,12 @@ class HealthCheck:
         confirmed, answered = self._vitals.confirmed, self._worker.answered
         return Health(
             state=state,
-            live=state != "stopped" and blocked < _HOPELESS,
+            live=state != "stopped" and blocked < _HOPELESS and not self._worker.abandoned.too_many,
             ready=state == "ready",
             reason=reason,
             worker_id=self._pool.id,
             running=len(self._worker.running),
-            abandoned=self._worker.abandoned,
+            abandoned=self._worker.abandoned.total,
             concurrency=self._pool.concurrency,
             last_exchange=None if answered is None else round(now - answered, 3),
             last_heartbeat=None if confirmed is None else round(now - confirmed, 3),
@@ -112,6 +112,8 @@ class HealthCheck:
             return "unreachable", f"The database has not answered for {now - asking:.0f} s."
         if blocked > _BLOCKED:
             return "blocked", f"A task has blocked the event loop for {blocked:.0f} s."
+        if self._worker.abandoned.too_many:
+            return "exhausted", self._worker.abandoned.reason
         if self._flags.error is not None:
             return "unsure", f"forbidden_flags failed: {self._flags.error!r}."
         return "ready", None

@@ -64,7 +64,7 @@ class InHand:
         self.prefetched = Prefetched(events, pool)
         self.slots = Slots(pool, options.concurrency, executor, events, self._end_run)
         self.results = Results()
-        self.gates = Gates(options.middleware, pool.tasks, logger)
+        self.gates = Gates(options.middleware, pool.tasks, logger, executor.abandoned)
         self._released = self._starting = False
         self.fenced = False
         """Whether we had to give up what we hold, because others may take it."""
@@ -187,6 +187,10 @@ class InHand:
         horizon = monotonic() - self._options.prefetch_ttl
         self.results.add(self.prefetched.give_back("TTL_EXPIRED", claimed_until=horizon))
         return True
+
+    def return_prefetched(self) -> None:
+        """Give back what was claimed ahead: jobs of a task may be among it that is not to run any more."""
+        self.results.add(self.prefetched.give_back("RELEASED"))
 
     def cancel(self, held: Held, choice: Cancel) -> None:
         """Somebody does not want it any more. If it has ended, what it came to stands."""

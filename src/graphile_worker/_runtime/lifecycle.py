@@ -34,7 +34,7 @@ _MOST_SHOWN = 20
 
 
 class Drained(NamedTuple):
-    """What `run_once` did."""
+    """What `run_once` did. A job that was lost while it ran is neither done nor failed."""
 
     done: int
     failed: int

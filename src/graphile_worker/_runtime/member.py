@@ -109,6 +109,16 @@ class Member:
         threading.Thread(target=self._watch, name=name, daemon=True).start()
 
     @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether SIGKILL ended it."""
+        return self._process.returncode == -signal.SIGKILL
+
+    @property
     def in_use(self) -> bool:
         """Whether somebody talks with it."""
         return self._in_use

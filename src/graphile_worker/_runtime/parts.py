@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from graphile_worker import __version__
 from graphile_worker._db.connect import Pool
 from graphile_worker._db.session import Session
+from graphile_worker._runtime.abandoned import AbandonedThreads
 from graphile_worker._runtime.cancelling import Cancelling
 from graphile_worker._runtime.clock import Clock
 from graphile_worker._runtime.exchanger import Exchanger
@@ -125,7 +126,12 @@ class Parts:
             pool=self.pool,
             options=options,
             executor=Executor(
-                handlers, surroundings, options.interrupted_delay, options.middleware, self._processes
+                handlers,
+                surroundings,
+                options.interrupted_delay,
+                options.middleware,
+                self._processes,
+                AbandonedThreads(options.concurrency),
             ),
             vitals=self._vitals,
             events=options.events,

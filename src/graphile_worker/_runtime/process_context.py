@@ -84,6 +84,7 @@ class Limits:
     def extend(self, duration: Duration) -> None:
         """So long from now, whatever it was."""
         timeout = seconds("extend_deadline", duration, "more than 0")
+        self._line.refuse_in_fork()  # before the lock, which another thread may have held when it forked
         with self._ending:
             if not self._over:  # or it would be another job's that runs now
                 self._when = monotonic() + timeout
@@ -154,6 +155,7 @@ class ThroughWorker:
                 "From a process jobs cannot be added on a connection of the task's: the worker adds them, on "
                 "one of its own. Use a WorkerUtils of your own."
             )
+        self._line.refuse_in_fork()
         number = next(self._numbers)
         answer = self._asked[number] = Future()
         self._line.send(Asked(number, method, arguments, options))
@@ -161,7 +163,9 @@ class ThroughWorker:
 
     def answered(self, answer: Answer) -> None:
         """What came of it."""
-        asked = self._asked.pop(answer.number)
+        asked = self._asked.pop(answer.number, None)
+        if asked is None:
+            return
         with suppress(InvalidStateError):  # nobody waits for it any more
             if answer.error is None:
                 asked.set_result(answer.value)

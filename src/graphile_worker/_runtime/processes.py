@@ -7,7 +7,9 @@ which others see that this worker lives. One that dies takes the job that it run
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import math
 import os
 import pickle
 from contextlib import suppress
@@ -29,13 +31,15 @@ from graphile_worker._runtime.wire import (
     Load,
     Logged,
     Raised,
+    Request,
     Run,
     Setup,
     Stop,
     written,
 )
 from graphile_worker.durations import shown
-from graphile_worker.errors import TaskError
+from graphile_worker.errors import TaskError, TaskProcessError
+from graphile_worker.liveness import since_boot
 from graphile_worker.payload import decode_payload, encode_stored
 
 if TYPE_CHECKING:
@@ -80,6 +84,7 @@ class Processes:
         self._pulse: Pulse | None = None
         self._places = asyncio.Semaphore(most or usable_processors())
         self._threads = Threads()
+        self._numbers = itertools.count(1)
         self._idle: list[Member] = []
         self._all: set[Member] = set()
         self._starting: set[asyncio.Future[Any]] = set()
@@ -180,7 +185,8 @@ class Processes:
 
     def _felt(self) -> Pulse:
         if self._pulse is None:
-            self._pulse = Pulse()
+            shortest = None if self._vitals is None else self._vitals.patience()
+            self._pulse = Pulse(shortest_silence=math.inf if shortest is None else shortest)
             if self._vitals is not None:
                 self._vitals.on_confirm = self._pulse.beat
                 self._pulse.beat(self._vitals.confirmed or 0.0)
@@ -219,12 +225,22 @@ class Processes:
             timeout, stopping = deadline.remaining, deadline.stopping
         bare = msgspec.structs.replace(job, payload=None)
         patience = None if self._vitals is None else self._vitals.patience(job.task_identifier)
-        await member.send(Run(task, bare, payload, timeout, self._surroundings.now(), patience))
+        request, begun = self._request(member, job), since_boot()
+        await member.send(Run(request, task, bare, payload, timeout, self._surroundings.now(), patience))
         stopping = stopping or self._surroundings.stopping(job.task_identifier)
         telling = asyncio.create_task(_tell(member, stopping), name="graphile-worker process")
         try:
-            replying = self._listen(member, deadline)
+            replying = self._listen(member, request, deadline)
             return await (replying if deadline is None else deadline.watch(replying))
+        except TaskProcessError as error:
+            if patience is None or not (member.was_killed and self._felt().was_silent(patience, since=begun)):
+                raise
+            self._logger().warning(
+                "Job %d (%s) is interrupted: its process ended itself because no heartbeat of this worker "
+                "was recorded for %s",
+                *(job.id, job.task_identifier, shown(patience)),
+            )
+            raise TaskProcessError(f"{error}, because its worker was silent", interrupted=True) from None
         finally:
             telling.cancel()
 
@@ -237,16 +253,22 @@ class Processes:
             *(job.id, job.task_identifier, shown(_LONG_IMPORT)),
         )
         try:
-            await member.send(Load(task))
-            return await self._listen(member, None)
+            request = self._request(member, job)
+            await member.send(Load(request, task))
+            return await self._listen(member, request, None)
         finally:
             saying.cancel()
 
-    async def _listen(self, member: Member, deadline: Deadline | None) -> Done | Raised:
+    def _request(self, member: Member, job: Job) -> Request:
+        return Request(member.pid, next(self._numbers), job.id, job.attempts)
+
+    async def _listen(self, member: Member, request: Request, deadline: Deadline | None) -> Done | Raised:
         """What it comes to; until then do what the process asks for."""
         while True:
             match await member.receive():
                 case (Done() | Raised()) as reply:
+                    if reply.request != request:
+                        raise self._misdirected(request, reply.request)
                     return reply
                 case Logged(record):
                     self._log(record)
@@ -255,6 +277,15 @@ class Processes:
                         deadline.extend(seconds)
                 case Asked() as asked:
                     await member.send(await self._answer(asked))
+
+    def _misdirected(self, request: Request, reply: Request) -> TaskProcessError:
+        """Say that a process cannot be trusted any more; whoever gets the error ends it."""
+        self._logger().warning(
+            "Process %d answered for another job than %d, so it is ended and the job runs again: %s instead "
+            "of %s",
+            *(request.process, request.job_id, reply, request),
+        )
+        return TaskProcessError("The process that ran it answered for another job", interrupted=True)
 
     async def _answer(self, asked: Asked) -> Answer:
         utils = self._surroundings.utils

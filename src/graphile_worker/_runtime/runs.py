@@ -29,8 +29,12 @@ class Run(msgspec.Struct, eq=False):
     duration: float = 0.0
     error: BaseException | None = None
     """What it failed with, if it did."""
+    outcome: type[Outcome] | None = None
+    """What it came to."""
     comes_back: bool = False
     """Whether it was interrupted, or snoozed: then nothing of it is complete."""
+    stopped: bool = False
+    """Whether the worker told it to stop, for whatever reason."""
     fenced: bool = False
     """Whether it was told to stop because it is not ours any more."""
     cancel: Cancel | None = None

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
 
     from graphile_worker._db.exchange import Held
+    from graphile_worker._runtime.abandoned import AbandonedThreads
     from graphile_worker._runtime.executor import Executor
     from graphile_worker.emitter import Events
     from graphile_worker.events import WorkerPool
@@ -51,6 +52,7 @@ class Slots:
         self._running: dict[Held, Run] = {}
         self._ended: dict[Held, Run] = {}
         self.done = self.failed = 0
+        """How many jobs were recorded as such."""
 
     @property
     def free(self) -> int:
@@ -63,14 +65,18 @@ class Slots:
         return tuple(self._running)
 
     @property
-    def abandoned(self) -> int:
-        """How many threads go on though their jobs are over."""
+    def abandoned(self) -> AbandonedThreads:
+        """Threads that go on though their jobs are over."""
         return self._executor.abandoned
 
     @property
     def any(self) -> event.Worker:
         """One of them, to have a name for what all do together."""
         return self._free[-1] if self._free else next(iter(self._running.values())).slot
+
+    def watch_worker(self, is_cancelled: Callable[[], bool]) -> None:
+        """Take a cancellation for an interruption if that says that the worker itself is cancelled."""
+        self._executor.is_cancelled = is_cancelled
 
     def announce(self) -> None:
         """Tell that they are there."""
@@ -88,7 +94,7 @@ class Slots:
         run.task = None if task.done() else task
 
     async def _run(self, run: Run) -> None:
-        self._end(run, await self._executor.execute(run.held))
+        self._end(run, await self._executor.execute(run))
 
     def _end(self, run: Run, outcome: Outcome) -> None:
         if run.cancel is not None:
@@ -98,10 +104,7 @@ class Slots:
         del self._running[run.held]
         self._ended[run.held] = run
         self._free.append(run.slot)
-        if type(outcome) is Completed:
-            self.done += 1
-        elif type(outcome) is Failed:
-            self.failed += 1
+        run.outcome = type(outcome)
         tell_ended(self._events, run, outcome)
         self._on_end(run.held, outcome)
 
@@ -157,6 +160,7 @@ class Slots:
         tell_ended(self._events, run, outcome)
 
     def _cancel(self, run: Run, why: str) -> None:
+        run.stopped = True
         if run.task is not None:
             # One that is cancelled before its first step never gets to say that it has ended.
             run.task.add_done_callback(partial(self._bury, run))
@@ -171,6 +175,9 @@ class Slots:
         for held in jobs:
             run = self._ended.pop(held, None)  # none if it was given back without having run
             if run is not None:
+                if kind is event.JobComplete:
+                    self.done += run.outcome is Completed
+                    self.failed += run.outcome is Failed
                 tell_settled(self._events, run, kind)
 
     def give_up(self, error: BaseException) -> None:

@@ -63,7 +63,7 @@ class Vitals:
             end = min(end, fast)
         return end
 
-    def patience(self, task: str) -> float | None:
+    def patience(self, task: str | None = None) -> float | None:
         """For how long after a beat what runs a job of that task may do so on its own; None: for ever.
 
         It is longer than we have ourselves to stop it, and shorter than others wait.

@@ -6,10 +6,13 @@ not survive pickling, or not be there at the other end, is pickled apart.
 
 from __future__ import annotations
 
+import os
 import pickle
 import struct
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from graphile_worker.errors import TaskError
 
 if TYPE_CHECKING:
     import socket
@@ -38,15 +41,28 @@ class Setup(NamedTuple):
     """Why there is no state, though the worker has one."""
 
 
+class Request(NamedTuple):
+    """Identifies a request. The reply repeats it, so that no other reply is taken for it."""
+
+    process: int
+    """The id of the process that is asked; in a reply, of the process that replies."""
+    number: int
+    """Different for each request."""
+    job_id: int
+    attempt: int
+
+
 class Load(NamedTuple):
     """To a process: find that task, and say `Done`."""
 
+    request: Request
     task: Reference
 
 
 class Run(NamedTuple):
     """To a process: run that job, and say `Done` or `Raised`."""
 
+    request: Request
     task: Reference
     job: Job
     """Without its payload."""
@@ -73,12 +89,14 @@ class Answer(NamedTuple):
 class Done(NamedTuple):
     """From a process: it returned that, as JSON."""
 
+    request: Request
     value: bytes | None = None
 
 
 class Raised(NamedTuple):
     """From a process: it raised that."""
 
+    request: Request
     error: CarriedError
 
 
@@ -144,14 +162,28 @@ class Line:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
+        self._process = os.getpid()
         self._sending = threading.Lock()
         self._incoming = Incoming()
 
     def send(self, message: Message) -> None:
         """Tell the worker."""
+        self.refuse_in_fork()
         data = written(message)
         with self._sending:
             self._end.sendall(data)
+
+    def refuse_in_fork(self) -> None:
+        """Raise an error in a child that a task forked: the worker would take its messages for the task's."""
+        if os.getpid() != self._process:
+            raise TaskError(
+                "A process that a task forks cannot use the worker's connection. Add jobs and extend the "
+                "deadline in the process of the task, or open a WorkerUtils in the fork."
+            )
+
+    def close(self) -> None:
+        """Close this process's end of the socket."""
+        self._end.close()
 
     def receive(self) -> Message | None:
         """What the worker says next; None if it says nothing any more."""

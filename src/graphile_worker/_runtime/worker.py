@@ -73,6 +73,10 @@ class Worker(Service):
         self._in_hand = in_hand
         self._in_hand.on_end = self._end_run
         self._slots, self._results = in_hand.slots, in_hand.results
+        self._slots.watch_worker(lambda: self._task is not None and self._task.cancelling() > 0)
+        self.abandoned = in_hand.slots.abandoned
+        """Threads that go on though the timeouts of their jobs are over."""
+        self.abandoned.on_change = self._on_exhausted
         self._demand = Demand(options, in_hand, flags, self._looks, clock, vitals)
         self._sent_ahead: UnderWay | None = None
         self._refusals = Refusals()
@@ -177,11 +181,6 @@ class Worker(Service):
     def running(self) -> Sequence[Held]:
         """Jobs that run now."""
         return self._slots.running
-
-    @property
-    def abandoned(self) -> int:
-        """How many threads go on though the timeouts of their jobs are over."""
-        return self._slots.abandoned
 
     @property
     def stuck(self) -> Sequence[Held]:
@@ -467,6 +466,12 @@ class Worker(Service):
         seen_all = not (reply.contended or wish.mark or wish.partial) and reply.next_queue == 0
         self._nothing_left = seen_all and not reply.claimed and not self._looks.due()
         self._in_hand.receive(reply.claimed)
+
+    def _on_exhausted(self) -> None:
+        """A task has too many abandoned threads, or not any more."""
+        if self.abandoned.exhausted:
+            self._in_hand.return_prefetched()
+        self.look()
 
     def _end_run(self) -> None:
         self._demand.resume()

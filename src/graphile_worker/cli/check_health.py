@@ -59,7 +59,9 @@ async def _ask_database(settings: Mapping[str, Value], *, live: bool, any_host: 
     async with WorkerUtils(dsn, schema=schema, max_pool_size=1) as utils:
         found = await utils.workers(and_locks=False)
     ours = [one for one in found if one.is_ours and (any_host or one.host == platform.node())]
-    good = [one for one in ours if one.lives and (live or one.state == "ready")]
+    good = [
+        one for one in ours if one.lives and (one.state == "ready" or (live and one.state != "exhausted"))
+    ]
     if as_json:
         click.echo(json.dumps([_as_object(one) for one in ours]))
     else:

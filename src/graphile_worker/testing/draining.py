@@ -31,7 +31,7 @@ LIMIT = 1000
 
 @dataclass(frozen=True)
 class Summary:
-    """What `drain` did: how often a job came to this.
+    """What `drain` did: how often a job came to this. A job that was lost while it ran is not counted.
 
     >>> Summary(done=2, failed=1).failed
     1
@@ -152,6 +152,7 @@ async def run_due(
 ) -> Summary:
     """Run what is due in that place."""
     outcomes: list[Outcome] = []
+    runs = 0
     before = INSIDE.get()
     INSIDE.set(True)  # the jobs inherit it
     logger = ScopedLogger(
@@ -162,10 +163,13 @@ async def run_due(
             tasks.tasks if isinstance(tasks, App) else tasks, place, options, state, logger
         ) as hands:
             while (held := await hands.claim()) is not None:
-                if len(outcomes) == limit:
+                if runs == limit:
                     await hands.give_back(held)
                     raise AssertionError(_endless(limit, held.job.task_identifier))
+                runs += 1
                 outcome = await hands.run(held)
+                if outcome is None:
+                    continue
                 outcomes.append(outcome)
                 if raise_errors and isinstance(outcome, Failed):
                     raise outcome.error

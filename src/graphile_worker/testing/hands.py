@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from graphile_worker._db.connect import Connection
     from graphile_worker._db.exchange import Held, Reply
     from graphile_worker._runtime.handlers import Handler, Tasks
+    from graphile_worker._runtime.runs import Run
     from graphile_worker.logs import ScopedLogger
     from graphile_worker.middleware import Middleware
     from graphile_worker.options import WorkerOptions
@@ -77,7 +78,7 @@ class Hands:
         pool = event.WorkerPool(self._worker_id, place.schema, 1, tuple(handlers))
         self._slots = Slots(pool, 1, self._executor, options.events, self._ended)
         self._outcome: asyncio.Future[Outcome] | None = None
-        self._gates = Gates(options.middleware, tuple(handlers), logger)
+        self._gates = Gates(options.middleware, tuple(handlers), logger, self._executor.abandoned)
         self._job_log = JobLog(options.events, logger)
         self._tasks: dict[int, str] = {}
 
@@ -133,9 +134,11 @@ class Hands:
                 return Cancel(request.reason)
         return None
 
-    async def run(self, held: Held) -> Outcome:
-        """Run the job, and record what it came to."""
+    async def run(self, held: Held) -> Outcome | None:
+        """Run the job, and record what it came to; None if that could not be, because the job was lost."""
         self._outcome = asyncio.get_running_loop().create_future()
+        caller = asyncio.current_task()
+        self._slots.watch_worker(lambda: caller is not None and caller.cancelling() > 0)
         self._slots.start(held)
         try:
             # Whoever does not want to wait for it any more interrupts it, as a worker that is stopped does.
@@ -145,8 +148,7 @@ class Hands:
             await self._record(held, await self._outcome)
             raise
         outcome = self._outcome.result()
-        await self._record(held, outcome)
-        return outcome
+        return outcome if await self._record(held, outcome) else None
 
     async def give_back(self, held: Held) -> None:
         """It was claimed, and is not to run."""
@@ -156,13 +158,14 @@ class Hands:
         if self._outcome is not None:
             self._outcome.set_result(outcome)
 
-    async def _record(self, held: Held, outcome: Outcome) -> None:
+    async def _record(self, held: Held, outcome: Outcome) -> bool:
+        """Whether the outcome is recorded: not if the job is another's by now, or gone."""
         until = monotonic() + _BUSY
         while True:
             reply = await self._ask([Result(held, outcome, held.queue)], NOTHING)
             if not reply.busy:
                 self._slots.settle([held], event.JobLost if reply.lost else event.JobComplete)
-                return
+                return not reply.lost
             if monotonic() > until:
                 raise DatabaseError(
                     f"What became of job {held.job.id} cannot be recorded: a transaction has locked it, "
@@ -206,12 +209,14 @@ class _Executor(Executor):
         super().__init__(handlers, surroundings, 0.0, middleware)
         self._cancellation = cancellation
 
-    async def execute(self, held: Held) -> Outcome:
+    async def execute(self, run: Run) -> Outcome:
         """Run the job to its end."""
-        outcome = await super().execute(held)
+        outcome = await super().execute(run)
         try:
-            choice = await self._cancellation(held)
-        except Exception:  # noqa: BLE001 - it is raised when the outcome is recorded, or has passed by then
+            choice = await self._cancellation(run.held)
+        except (Exception, asyncio.CancelledError):  # noqa: BLE001
+            # An error is raised again when the outcome is recorded, or has passed by then. A cancellation may
+            # come from a task that has cancelled itself and returned.
             return outcome
         return outcome if choice is None else as_cancelled(choice, outcome)
 
