@@ -19,6 +19,7 @@ DEFAULTS: dict[str, Any] = {
     "pool": None,
     "schema": None,
     "max_pool_size": 10,
+    "pool_timeout": None,
     "prepared_statements": True,
     "use_local_time": False,
     "middleware": (),

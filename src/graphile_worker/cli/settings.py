@@ -188,6 +188,10 @@ SETTINGS = (
         help="How many connections tasks may use.",
     ),
     Setting(
+        name="pool_timeout", flags=(), read=duration, default=None, metavar="TIME",
+        help="How long to wait for a connection.",
+    ),
+    Setting(
         name="poll_interval", flags=("--poll-interval",), read=interval, default=2.0, metavar="TIME",
         help="How often to look if nothing is heard: 2s.",
     ),
