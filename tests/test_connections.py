@@ -547,12 +547,11 @@ class TestWhatIsLeftOnConnections:
         async with WorkerUtils(database, max_pool_size=1) as utils:
             async with utils.lend_connection() as connection:
                 await connection.set_type_codec(
-                    "json", schema="pg_catalog", encoder=lambda _: "wrong", decoder=lambda _: "wrong"
+                    "int8", schema="pg_catalog", encoder=str, decoder=lambda text: -int(text)
                 )
             job = await utils.add_job("task", {"a": 1})
-            found = await utils.get_job(id=job.id)
-            assert found is not None
-            assert found.payload == {"a": 1}
+            assert job.id > 0
+            assert await utils.get_job(id=job.id) is not None
 
     async def test_a_role_that_the_callers_pool_sets_itself_is_kept(
         self, database: str, db: asyncpg.Connection, role: str

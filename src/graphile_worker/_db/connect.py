@@ -339,8 +339,7 @@ class Pool:
         ticket = self._lanes.queue(lane, wake)
         try:
             with self._usage.waiting():
-                async with asyncio.timeout(self._timeout):
-                    await woken
+                await (woken if self._timeout is None else asyncio.wait_for(woken, self._timeout))
         except BaseException as error:
             self._lanes.leave(ticket)
             self._released.set()

@@ -28,9 +28,8 @@ class LentConnection(asyncpg.Connection):
 
 async def reset(connection: asyncpg.Connection, loan: Loan, logger: AnyLogger, seconds: float) -> None:
     """Make a connection of our own as it was when it was opened. If this fails, it must be closed."""
-    async with asyncio.timeout(seconds):
-        await _roll_back(connection, loan, logger)
-        await connection.reset()
+    await _roll_back(connection, loan, logger, seconds)
+    await connection.reset(timeout=seconds)
 
 
 async def read_identity(pool: asyncpg.Pool, connection: PoolConnectionProxy) -> tuple[Any, ...] | None:
@@ -53,11 +52,12 @@ async def reset_given(
     seconds: float,
 ) -> None:
     """Undo what a caller's pool does not undo itself. If this fails, the connection must be closed."""
+    await _roll_back(connection, loan, logger, seconds)
+    if before is None:
+        await connection.execute(read_statements(_FILE)["reset_identity"], timeout=seconds)
+        return
     async with asyncio.timeout(seconds):
-        await _roll_back(connection, loan, logger)
-        if before is None:
-            await connection.execute(read_statements(_FILE)["reset_identity"])
-        elif await read_identity(pool, connection) != before:
+        if await read_identity(pool, connection) != before:
             raise _RoleChangedError
 
 
@@ -65,13 +65,13 @@ class _RoleChangedError(Exception):
     """User code has left another role than it found."""
 
 
-async def _roll_back(connection: Any, loan: Loan, logger: AnyLogger) -> None:
+async def _roll_back(connection: Any, loan: Loan, logger: AnyLogger, seconds: float) -> None:
     if connection.is_in_transaction():
         logger.warning(
             "A transaction was left open on a connection held by %s; it is rolled back. Use `async with "
             "connection.transaction()`",
             loan,
         )
-        await connection.execute(read_statements(_FILE)["roll_back"])
+        await connection.execute(read_statements(_FILE)["roll_back"], timeout=seconds)
         # Otherwise the driver reports the transaction object that user code has left, on the event loop.
         (getattr(connection, "_con", None) or connection)._top_xact = None  # noqa: SLF001

@@ -16,7 +16,7 @@ from graphile_worker.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import FrameType
+    from types import CodeType, FrameType
 
     from graphile_worker.job import Job
     from graphile_worker.logs import AnyLogger
@@ -31,18 +31,26 @@ _PLUMBING = ("graphile_worker", "contextlib", "asyncio")
 
 
 class Loan:
-    """A connection that user code holds."""
+    """A connection that user code holds. Its holder is put in words only when that is needed."""
 
-    __slots__ = ("connection", "holder", "since")
+    __slots__ = ("_code", "_job", "_line", "connection", "since")
 
-    def __init__(self, holder: str) -> None:
-        self.holder = holder
+    def __init__(self) -> None:
+        self._job = CURRENT_JOB.get()
+        self._code, self._line = (None, 0) if self._job is not None else _calling_code()
         self.since = monotonic()
         self.connection: Any = None
         """None until it is open."""
 
     def __str__(self) -> str:
-        return f"{self.holder} for {lasting(monotonic() - self.since)}"
+        return f"{self._holder()} for {lasting(monotonic() - self.since)}"
+
+    def _holder(self) -> str:
+        if self._job is not None:
+            return f"job {self._job.id} ({self._job.task_identifier})"
+        if self._code is not None:
+            return f"{self._code.co_name} ({PurePath(self._code.co_filename).name}:{self._line})"
+        return "code outside of a task"
 
 
 class Congestion(NamedTuple):
@@ -77,9 +85,7 @@ class PoolUsage:
 
     def lend(self) -> Loan:
         """Record that the code that calls this holds a connection."""
-        job = CURRENT_JOB.get()
-        holder = _calling_code() if job is None else f"job {job.id} ({job.task_identifier})"
-        loan = Loan(holder)
+        loan = Loan()
         self.loans[loan] = None
         return loan
 
@@ -129,12 +135,9 @@ class PoolUsage:
             self._logger.warning("%s", congestion)
 
 
-def _calling_code() -> str:
+def _calling_code() -> tuple[CodeType | None, int]:
     """The place in the user's code that asks for a connection."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the way to read one frame and not all
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _PLUMBING:
         frame = frame.f_back
-    if frame is None:
-        return "code outside of a task"
-    code = frame.f_code
-    return f"{code.co_name} ({PurePath(code.co_filename).name}:{frame.f_lineno})"
+    return (None, 0) if frame is None else (frame.f_code, frame.f_lineno)

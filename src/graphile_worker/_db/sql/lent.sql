@@ -18,6 +18,7 @@ reset all;
 set session authorization default;
 reset role;
 discard temp;
+discard sequences;
 
 -- name: read_identity
 -- Also temporary tables, which another session's code would see.
