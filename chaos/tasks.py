@@ -7,17 +7,19 @@ import ctypes
 import os
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from chaos.ledger import CANCELLED, OK, RAISED, Begun, Ended, Ledger, now
+from graphile_worker import GraphileWorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from graphile_worker import JobContext
 
-ASYNC, THREAD, HOLD_GIL, FORK = "wait", "wait_on_thread", "hold_gil", "fork"
+ASYNC, THREAD, HOLD_CONNECTION = "wait", "wait_on_thread", "hold_connection"
+HOLD_GIL, FORK = "hold_gil", "fork"
 # Of PyDLL's functions the caller keeps the GIL: no other thread runs meanwhile, the event loop's neither.
 _HOLDING_GIL = ctypes.PyDLL(None)
 _MICROSECONDS = 1_000_000
@@ -36,6 +38,14 @@ def tasks_for(ledger: Ledger) -> dict[str, Callable[..., Any]]:
             for step in _steps(payload["seconds"]):
                 await asyncio.sleep(step)
 
+    async def hold_connection(payload: dict[str, Any], ctx: JobContext) -> None:
+        with _recorded(ledger, payload, ctx):
+            async with AsyncExitStack() as stack:
+                with suppress(GraphileWorkerError):  # the job is about holding one, not about outages
+                    await stack.enter_async_context(ctx.connection())
+                for step in _steps(payload["seconds"]):
+                    await asyncio.sleep(step)
+
     def on_thread(act: Callable[[float], object]) -> Callable[..., None]:
         def task(payload: dict[str, Any], ctx: JobContext) -> None:
             with _recorded(ledger, payload, ctx):
@@ -46,6 +56,7 @@ def tasks_for(ledger: Ledger) -> dict[str, Callable[..., Any]]:
     return {
         ASYNC: wait,
         THREAD: on_thread(_wait_on_thread),
+        HOLD_CONNECTION: hold_connection,
         HOLD_GIL: on_thread(_hold_gil),
         FORK: on_thread(_fork),
     }

@@ -214,11 +214,6 @@ class TestConnectionsThatAreHeld:
             async with held(utils, 1):
                 await utils.add_job("task")
 
-    async def test_a_pool_that_is_too_small_is_refused(self, database: str) -> None:
-        async with asyncpg.create_pool(database, min_size=0, max_size=3) as pool:
-            with pytest.raises(ConfigurationError, match="give it at least 4"):
-                await run({"task": nothing}, pool=pool)
-
 
 class TestLongWaits:
     async def test_pool_timeout_says_which_code_holds_the_connections(self, database: str) -> None:
