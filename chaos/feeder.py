@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from chaos.ledger import Answered, Asked, Ledger, Removed, Removing, now
 from chaos.server import Unreachable
-from chaos.tasks import ASYNC, FORK, HOLD_GIL, PROCESS, THREAD
+from chaos.tasks import ASYNC, FORK, HOLD_CONNECTION, HOLD_GIL, PROCESS, THREAD
 from graphile_worker import GraphileWorkerError, WorkerUtils
 
 if TYPE_CHECKING:
@@ -194,6 +194,6 @@ class Feeder:
         return f"key {self._chance.randrange(_KEYS_OF_QUEUE)} of {queue}"
 
 
-PYTHON_TASKS = [ASYNC, THREAD, PROCESS]
+PYTHON_TASKS = [ASYNC, THREAD, HOLD_CONNECTION, PROCESS]
 NODE_TASKS = [ASYNC]
 NUISANCES = {"hold gil": HOLD_GIL, "fork": FORK}

@@ -7,18 +7,19 @@ import ctypes
 import os
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaos.ledger import CANCELLED, OK, RAISED, Begun, Ended, Ledger, now
-from graphile_worker import JobContext, task
+from graphile_worker import GraphileWorkerError, JobContext, task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-ASYNC, THREAD, HOLD_GIL, FORK = "wait", "wait_on_thread", "hold_gil", "fork"
+ASYNC, THREAD, HOLD_CONNECTION = "wait", "wait_on_thread", "hold_connection"
+HOLD_GIL, FORK = "hold_gil", "fork"
 PROCESS = "fork_in_process"
 LEDGER_VARIABLE = "CHAOS_LEDGER"
 """Names the worker's ledger, for the processes that it starts."""
@@ -40,6 +41,14 @@ def tasks_for(ledger: Ledger) -> dict[str, Callable[..., Any]]:
             for step in _steps(payload["seconds"]):
                 await asyncio.sleep(step)
 
+    async def hold_connection(payload: dict[str, Any], ctx: JobContext) -> None:
+        with _recorded(ledger, payload, ctx):
+            async with AsyncExitStack() as stack:
+                with suppress(GraphileWorkerError):  # the job is about holding one, not about outages
+                    await stack.enter_async_context(ctx.connection())
+                for step in _steps(payload["seconds"]):
+                    await asyncio.sleep(step)
+
     def on_thread(act: Callable[[float], object]) -> Callable[..., None]:
         def run(payload: dict[str, Any], ctx: JobContext) -> None:
             with _recorded(ledger, payload, ctx):
@@ -50,6 +59,7 @@ def tasks_for(ledger: Ledger) -> dict[str, Callable[..., Any]]:
     return {
         ASYNC: wait,
         THREAD: on_thread(_wait_on_thread),
+        HOLD_CONNECTION: hold_connection,
         HOLD_GIL: on_thread(_hold_gil),
         FORK: on_thread(_fork),
         PROCESS: fork_in_process,

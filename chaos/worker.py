@@ -39,6 +39,8 @@ from graphile_worker.events import (
 _SET_DEATH_SIGNAL = 1
 """Of prctl; Linux only."""
 _LOOK = 0.1
+_MOST_CONNECTIONS = 3
+"""Few, so that jobs often hold all of them."""
 
 
 class Orders(msgspec.Struct, kw_only=True):
@@ -61,6 +63,7 @@ async def work(orders: Orders) -> None:
         tasks_for(ledger),
         orders.dsn,
         concurrency=orders.concurrency,
+        max_pool_size=_MOST_CONNECTIONS,
         prefetch=orders.prefetch,
         events=_events(ledger),
         exit_if_stuck=True,  # whoever starts us starts another

@@ -124,7 +124,7 @@ class TestSayingSo:
 
     async def test_with_a_pool_of_the_callers(self, db: asyncpg.Connection, database: str) -> None:
         async with (
-            asyncpg.create_pool(database, min_size=1, max_size=3) as pool,
+            asyncpg.create_pool(database, min_size=1, max_size=4) as pool,
             running({"task": nothing}, None, pool=pool, **SHORT) as runner,
         ):
             await until_it_beats(db, runner.id)
@@ -144,7 +144,7 @@ class TestSayingSo:
         await db.execute(f"alter role {role} login")
         try:
             async with (
-                asyncpg.create_pool(dsn, min_size=1, max_size=3, init=become, setup=become) as pool,
+                asyncpg.create_pool(dsn, min_size=1, max_size=4, init=become, setup=become) as pool,
                 running({"task": nothing}, None, pool=pool, migrate=False, **SHORT) as runner,
             ):
                 await until_it_beats(db, runner.id)

@@ -128,7 +128,7 @@ class TestRunOnce:
         self, db: asyncpg.Connection, database: str
     ) -> None:
         await add(db)
-        async with asyncpg.create_pool(database, min_size=0, max_size=2) as pool:
+        async with asyncpg.create_pool(database, min_size=0, max_size=3) as pool:
             assert await run_once({"task": nothing}, pool=pool, handle_signals=False) == Drained(1, 0)
             assert await pool.fetchval("select 1") == 1
 
@@ -188,8 +188,8 @@ class TestArguments:
                 await run({"task": nothing}, database, pool=pool)
 
     async def test_a_pool_that_is_too_small_is_refused(self, database: str) -> None:
-        async with asyncpg.create_pool(database, min_size=0, max_size=2) as pool:
-            with pytest.raises(ConfigurationError, match="give it at least 3"):
+        async with asyncpg.create_pool(database, min_size=0, max_size=3) as pool:
+            with pytest.raises(ConfigurationError, match="give it at least 4"):
                 await run({"task": nothing}, pool=pool)
 
     async def test_the_environment_can_name_the_database(

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from graphile_worker._runtime.handlers import Tasks
     from graphile_worker.client import WorkerUtils
     from graphile_worker.cron import CronItem
+    from graphile_worker.durations import Duration
     from graphile_worker.job import Job, JobSpec
     from graphile_worker.logs import AnyLogger
     from graphile_worker.middleware import Middleware
@@ -63,7 +64,9 @@ class App:
         dsn: The connection string; by default ``DATABASE_URL``, or the ``PG*`` variables.
         pool: A pool of asyncpg's in place of `dsn`; it stays the caller's, and is not closed.
         schema: The schema's name; by default ``GRAPHILE_WORKER_SCHEMA``, or ``graphile_worker``.
-        max_pool_size: How many connections to open at most.
+        max_pool_size: How many connections to open at most; see `WorkerUtils`.
+        pool_timeout: How long to wait for a connection before a `PoolTimeoutError`; by default as long as it
+            takes.
         prepared_statements: Off for a PgBouncer in transaction mode.
         use_local_time: Take "now" from this machine's clock and not from the database's.
         max_payload_size: How many bytes of JSON a payload may have when a job is added; by default 16 MB.
@@ -108,6 +111,7 @@ class App:
         pool: asyncpg.Pool | None = None,
         schema: str | None = None,
         max_pool_size: int = 10,
+        pool_timeout: Duration | None = None,
         prepared_statements: bool = True,
         use_local_time: bool = False,
         max_payload_size: int = MAX_PAYLOAD_SIZE,
@@ -237,8 +241,8 @@ class App:
         """Say where the queue is, in a program that learns it after it has imported the app.
 
         Args:
-            settings: dsn, pool, schema, max_pool_size, prepared_statements, use_local_time, max_payload_size,
-                middleware, logger: those of `App`.
+            settings: dsn, pool, schema, max_pool_size, pool_timeout, prepared_statements, use_local_time,
+                max_payload_size, middleware, logger: those of `App`.
 
         Raises:
             ConfigurationError: There are connections already.

@@ -19,6 +19,7 @@ from graphile_worker._db.migrate import migrate
 from graphile_worker._db.session import Session
 from graphile_worker._db.sql import DEFAULT_SCHEMA, Schema
 from graphile_worker.administration import Administration, by_local_clock
+from graphile_worker.durations import seconds
 from graphile_worker.errors import ConfigurationError, InvalidJobError, JobSkippedError
 from graphile_worker.job import Job, JobKeyMode, JobSpec
 from graphile_worker.middleware.adding import around_adding
@@ -131,7 +132,10 @@ class WorkerUtils(Administration):
         dsn: The connection string; by default ``DATABASE_URL``, or the ``PG*`` variables.
         pool: A pool of asyncpg's in place of `dsn`; it stays the caller's, and is not closed.
         schema: The schema's name; by default ``GRAPHILE_WORKER_SCHEMA``, or ``graphile_worker``.
-        max_pool_size: How many connections to open at most.
+        max_pool_size: How many connections to open at most. Up to two more are opened to add and change jobs
+            if these are all held through `lend_connection`.
+        pool_timeout: How long to wait for a connection before a `PoolTimeoutError`; by default as long as it
+            takes.
         prepared_statements: Off for a PgBouncer in transaction mode.
         use_local_time: Take "now" from this machine's clock and not from the database's.
         max_payload_size: How many bytes of JSON a payload may have when a job is added; by default 16 MB.
@@ -160,6 +164,7 @@ class WorkerUtils(Administration):
         pool: asyncpg.Pool | None = None,
         schema: str | None = None,
         max_pool_size: int = 10,
+        pool_timeout: Duration | None = None,
         prepared_statements: bool = True,
         use_local_time: bool = False,
         max_payload_size: int = MAX_PAYLOAD_SIZE,
@@ -169,8 +174,15 @@ class WorkerUtils(Administration):
         if dsn is not None and pool is not None:
             raise ConfigurationError("Pass dsn or pool, not both.")
         target = find_schema(schema)
-        own = Pool(dsn, pool=pool, max_size=max_pool_size, prepared_statements=prepared_statements)
         self.logger: AnyLogger = logger or logging.getLogger("graphile_worker")
+        own = Pool(
+            dsn,
+            pool=pool,
+            max_size=max_pool_size,
+            prepared_statements=prepared_statements,
+            timeout=None if pool_timeout is None else seconds("pool_timeout", pool_timeout, "more than 0"),
+            logger=self.logger,
+        )
         self.middleware = overriding(check_middleware(middleware), "enqueue")
         session = Session(target, own, self.logger, max_payload_size)
         super().__init__(session, use_local_time=use_local_time)
@@ -206,7 +218,11 @@ class WorkerUtils(Administration):
         return self._session.pool.is_closing
 
     async def close(self) -> None:
-        """Close the connections that were opened here. May be called again."""
+        """Close the connections that were opened here. May be called again.
+
+        Connections that are lent have five seconds to come back. Then they are ended, and a warning names the
+        code that holds them.
+        """
         await self._session.pool.close()
 
     def lend_connection(self) -> AbstractAsyncContextManager[Connection]:

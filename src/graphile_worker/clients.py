@@ -20,6 +20,7 @@ DEFAULTS: dict[str, Any] = {
     "pool": None,
     "schema": None,
     "max_pool_size": 10,
+    "pool_timeout": None,
     "prepared_statements": True,
     "use_local_time": False,
     "max_payload_size": MAX_PAYLOAD_SIZE,

@@ -14,6 +14,7 @@
     ├── ShutdownError              a worker stopped before everything was recorded
     ├── DatabaseError              the database cannot be reached, or cannot be used as it is
     │   ├── EmbeddedServerError    the embedded PostgreSQL does not start
+    │   ├── PoolTimeoutError       no connection was free in time
     │   └── SchemaError            the schema is not there, or cannot be installed or adopted
     │       ├── SchemaMissingError it was not installed
     │       ├── SchemaTooOldError  made by a Graphile Worker older than we can adopt
@@ -149,6 +150,10 @@ class DatabaseError(GraphileWorkerError):
 
 class EmbeddedServerError(DatabaseError):
     """The embedded PostgreSQL does not start."""
+
+
+class PoolTimeoutError(DatabaseError):
+    """No connection was free within `pool_timeout`."""
 
 
 class SchemaError(DatabaseError):

@@ -91,6 +91,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """When it was declared dead, if it was."""
     lease: Mapping[str, Any] | None = None
     """What it asks of others, if it is one of ours."""
+    connection_waits: str | None = None
+    """Which calls have waited more than ten seconds for a connection, and which tasks hold them."""
     jobs: int = 0
     """How many jobs it holds."""
     queues: int = 0
@@ -188,6 +190,9 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     last_heartbeat: float | None
     """Seconds since the last heartbeat that was recorded; None if there are none."""
     listening: bool
+    connection_wait: float | None = None
+    """Seconds that a call has waited for a connection, if that is more than ten; `reason` names the tasks
+    that hold them. The worker itself has other connections, so it may be ready."""
 
 
 def parse_address(address: str | int) -> tuple[str | None, int]:

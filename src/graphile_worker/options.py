@@ -113,6 +113,7 @@ class WorkerOptions:
     max_task_processes: int | None = None
     max_jobs_per_task_process: int | None = None
     max_pool_size: int = 10
+    pool_timeout: float | None = None
     poll_interval: float = 2.0
     listen: bool = True
     listen_dsn: str | None = None
@@ -153,6 +154,8 @@ class WorkerOptions:
         for name, allowed in _DURATIONS.items():
             if name in given:
                 given[name] = seconds(name, given[name], allowed)
+        if given.get("pool_timeout") is not None:
+            given["pool_timeout"] = seconds("pool_timeout", given["pool_timeout"], "more than 0")
         leases = given.get("task_leases") or {}
         if not isinstance(leases, Mapping):
             raise ConfigurationError(f"task_leases is {leases!r}; it must be a mapping of tasks to seconds.")

@@ -42,6 +42,7 @@ async def run(
     max_task_processes: int | None = None,
     max_jobs_per_task_process: int | None = None,
     max_pool_size: int = 10,
+    pool_timeout: Duration | None = None,
     poll_interval: Duration = 2.0,
     listen: bool = True,
     listen_dsn: str | None = None,
@@ -83,15 +84,18 @@ async def run(
             task that was made with ``@task``. An ``async def`` runs on the event loop, a ``def`` on a thread.
         task_directory: A folder with a file for each task, in place of `tasks`; see docs/command-line.md.
         dsn: The connection string; by default ``DATABASE_URL``, or the ``PG*`` variables.
-        pool: A pool of asyncpg's in place of `dsn`. The worker keeps two of its connections; it is not
-            closed.
+        pool: A pool of asyncpg's in place of `dsn`. The worker keeps two of its connections, and one
+            or two that its tasks cannot hold: it needs four. It is not closed.
         schema: The schema's name; by default ``GRAPHILE_WORKER_SCHEMA``, or ``graphile_worker``.
         concurrency: How many jobs run at once.
         max_task_processes: How many processes to start at most for tasks with ``executor="process"``; by
             default as many as there are processors.
         max_jobs_per_task_process: After how many jobs such a process is replaced by a new one, for code that
             does not give back its memory; by default never.
-        max_pool_size: How many connections tasks may use at once; the worker itself has three more.
+        max_pool_size: How many connections tasks may use at once. The worker itself has three more, and up to
+            two that add jobs and look after other workers while tasks hold all of these.
+        pool_timeout: How long to wait for a connection before a `PoolTimeoutError`; by default as long as it
+            takes.
         poll_interval: How often to look for jobs when nothing tells that there are any.
         listen: Off to only poll.
         listen_dsn: Where to listen, if `dsn` goes through a pooler that does not bring notifications.
@@ -171,6 +175,7 @@ async def run_once(
     max_task_processes: int | None = None,
     max_jobs_per_task_process: int | None = None,
     max_pool_size: int = 10,
+    pool_timeout: Duration | None = None,
     prefetch: int = 0,
     prefetch_ttl: Duration = 300.0,
     forbidden_flags: FlagsOption = None,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+import logging
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -13,6 +14,9 @@ import asyncpg
 from graphile_worker._db.dsn import EMBEDDED, Target, find_dsn, parse_dsn
 from graphile_worker._db.failures import connecting
 from graphile_worker._db.keepalive import keep_alive
+from graphile_worker._db.lanes import Lanes
+from graphile_worker._db.lent import LentConnection, read_identity, reset, reset_given
+from graphile_worker._db.pool_usage import Congestion, PoolUsage
 from graphile_worker._db.retryable import retrying
 from graphile_worker._db.servers import Server
 from graphile_worker._db.session_settings import (
@@ -22,6 +26,7 @@ from graphile_worker._db.session_settings import (
     startup_settings,
 )
 from graphile_worker.errors import ConfigurationError, GraphileWorkerError
+from graphile_worker.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -29,12 +34,22 @@ if TYPE_CHECKING:
 
     from asyncpg.pool import PoolConnectionProxy
 
+    from graphile_worker._db.lanes import Lane
+    from graphile_worker._db.pool_usage import Loan
+    from graphile_worker.logs import AnyLogger
+
     Connection: TypeAlias = asyncpg.Connection | PoolConnectionProxy
 
 _CONNECT_ATTEMPTS = 4
 _CLOSE_TIMEOUT = 5.0
 _ACQUIRE_TIMEOUT = 30.0
 _LONGEST_IDLE = 300.0
+_RESERVE = 2
+"""How many connections user code cannot take from own statements."""
+_LOAN_LIMIT = 5.0
+"""How long `close` waits for user code to give its connections back."""
+_STATEMENT_LIMIT = 60.0
+"""How long `close` waits for statements of our own; adding a million jobs is one."""
 
 
 def read_committed(connection: Connection) -> AbstractAsyncContextManager[object]:
@@ -91,14 +106,17 @@ class Pool:
     """Connections to one database, opened when they are needed and kept until it is closed.
 
     Lighter than the driver's pool, which spends a task and a reset on each return: as much time as adding a
-    job takes. What runs on these connections is ours alone, and leaves no trace in the session.
+    job takes. `connection` is for statements of our own, which leave no trace in the session, `lend` for user
+    code. They never get each other's sessions, and user code cannot take all of them: see `lanes`.
 
     Args:
         dsn: The connection string; by default what the environment says.
         pool: A pool of the caller's in place of `dsn`. It is not closed here.
-        max_size: How many connections at most, beside dedicated ones.
+        max_size: How many connections at most, beside dedicated ones and the reserve for own statements.
         prepared_statements: Off for a PgBouncer in transaction mode.
         dedicated: How many connections of `pool` are kept for `dedicated`.
+        timeout: How long to wait for a connection, in seconds; None to wait as long as it takes.
+        logger: Where to warn about connections that are held.
     """
 
     def __init__(
@@ -109,6 +127,8 @@ class Pool:
         max_size: int = 10,
         prepared_statements: bool = True,
         dedicated: int = 0,
+        timeout: float | None = None,
+        logger: AnyLogger | None = None,
     ) -> None:
         if max_size not in range(1, 2**31):
             raise ConfigurationError(f"max_pool_size is {max_size!r}; it must be an integer, at least 1.")
@@ -119,23 +139,26 @@ class Pool:
                     "more: run its jobs by drain or inline."
                 )
             raise ConfigurationError(f"pool= takes a pool of asyncpg's, not a {type(pool).__name__}.")
+        reserve = min(_RESERVE, max_size)
         if pool is not None:
-            max_size = _share_of(pool, dedicated)
+            max_size, reserve = _share_of(pool, dedicated)
         if dsn is not None and not find_dsn(dsn).startswith(EMBEDDED):
             parse_dsn(dsn)  # what is wrong with it is better said now
         self._dsn = dsn
         self._given = pool
-        self._max_size = max_size
         # A pool that doesn't reset its connections as the driver does would give our settings to user code.
         self.prepared_statements = prepared_statements and getattr(pool, "_reset", None) is None
         """Whether statements are prepared, and sessions are ours alone; False once a pooler shows."""
         self.has_one_host = False
         """Whether a refusal can only come from one server; known once there is a `dialler`."""
-        self._slots = asyncio.Semaphore(max_size)
-        self._idle: list[_Idle] = []
-        self._idle_lent: list[_Idle] = []
-        """Those for user code, which have the user's settings."""
+        self._timeout = timeout
+        self._logger: AnyLogger = logger or logging.getLogger("graphile_worker")
+        self._lanes: Lanes[_Idle] = Lanes(max_size, reserve)
+        self._usage = PoolUsage(max_size, self._logger)
+        self._busy: set[asyncpg.Connection] = set()
+        """Connections of ours with a statement of ours."""
         self._ending: set[asyncio.Task[None]] = set()
+        self._released = asyncio.Event()
         self._target: Target | None = None
         self._opening = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -156,22 +179,26 @@ class Pool:
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[Connection]:
-        """A connection for somebody else's code, which may leave traces in the session."""
+        """Lend a connection to user code, which may leave anything on it, and hold it for long."""
         self._check_usable()
-        if self._given:
-            async with self._given_connection() as given:
-                yield given  # its pool cleans it
-            return
-        await self._slots.acquire()
-        connection = None
+        lane = self._lanes.lent
+        await self._take_place(lane)
+        loan, before = self._usage.lend(), None
         try:
-            connection = self._take_idle(self._idle_lent) or await self._connect(own=False)
-            yield connection
+            if self._given is None:
+                loan.connection = self._take_idle(lane) or await self._connect(lane)
+            else:
+                loan.connection = given = await self._acquire(self._given)
+                before = await read_identity(self._given, given)
+            _check_open(lane)
+            yield loan.connection
         finally:
-            # Cleaned in a task of its own: whoever is cancelled here still gives it back.
-            ending = asyncio.create_task(self._clean(connection))
-            self._ending.add(ending)
-            ending.add_done_callback(self._ended)
+            # In a task of its own: the connection is cleaned even if this call is cancelled here.
+            returning = asyncio.create_task(self._take_back(loan, before))
+            self._ending.add(returning)
+            returning.add_done_callback(partial(self._ended, lane, loan))
+            if self._given is not None:  # the caller may close that pool next
+                await asyncio.shield(returning)
 
     @asynccontextmanager
     async def dedicated(self) -> AsyncIterator[Connection]:
@@ -249,15 +276,18 @@ class Pool:
         await asyncio.shield(self._closing)
 
     @property
+    def congestion(self) -> Congestion | None:
+        """Which calls have waited too long for a connection. May be read from any thread."""
+        return self._usage.congestion()
+
+    @property
     def is_closing(self) -> bool:
         """Whether nothing can be asked on it any more."""
         return self._closing is not None
 
     def _check_usable(self) -> None:
         if self._closing is not None:
-            raise ConfigurationError(
-                "The connections were closed already: the worker has stopped, or the WorkerUtils was closed."
-            )
+            raise _closed()
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
@@ -275,71 +305,180 @@ class Pool:
 
     async def _close(self) -> None:
         try:
-            for _ in range(self._max_size):
-                await self._slots.acquire()
-            await asyncio.gather(*(end(idle.connection) for idle in (*self._idle, *self._idle_lent)))
+            await asyncio.gather(self._end_loans(), self._end_statements())
+            await asyncio.gather(*(end(idle.connection) for idle in self._lanes.clear()))
         finally:
             await self._resources.aclose()
+
+    async def _end_loans(self) -> None:
+        if await self._quiet(self._lanes.lent, _LOAN_LIMIT):
+            return
+        loans = list(self._usage.loans)
+        for loan in loans:
+            what = "It is ended" if self._given is None else "The caller's pool keeps it"
+            self._logger.warning("Closing, though a connection is still held by %s. %s", loan, what)
+        if self._given is None:
+            await asyncio.gather(*(end(loan.connection) for loan in loans if loan.connection is not None))
+
+    async def _end_statements(self) -> None:
+        if await self._quiet(self._lanes.own, _STATEMENT_LIMIT):
+            return
+        self._logger.warning(
+            "Closing, though %s not ended within %.0f s",
+            counted(self._lanes.own.used, "statement has", "statements have"),
+            _STATEMENT_LIMIT,
+        )
+        await asyncio.gather(*(end(connection) for connection in list(self._busy)))
+
+    async def _quiet(self, lane: Lane[_Idle], limit: float) -> bool:
+        """Wait until the lane is not used; whether that was so in time. Then it is closed: no call waits."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                while not lane.is_quiet:
+                    self._released.clear()
+                    await self._released.wait()
+                lane.is_closed = True
+                return True
+        lane.is_closed = True
+        while lane.waiting:
+            lane.waiting.popleft().wake()  # without a place
+        return False
+
+    async def _take_place(self, lane: Lane[_Idle]) -> None:
+        """Wait until the lane has a place for one more call."""
+        if self._lanes.take(lane):
+            return
+        woken = asyncio.get_running_loop().create_future()
+
+        def wake() -> None:
+            if not woken.done():  # it may have been cancelled
+                woken.set_result(None)
+
+        ticket = self._lanes.queue(lane, wake)
+        try:
+            with self._usage.waiting():
+                await (woken if self._timeout is None else asyncio.wait_for(woken, self._timeout))
+        except BaseException as error:
+            self._lanes.leave(ticket)
+            self._released.set()
+            if isinstance(error, TimeoutError) and self._timeout is not None:
+                raise self._usage.timed_out(self._timeout) from None
+            raise
+        if not ticket.granted:
+            raise _closed()
+
+    def _leave_place(self, lane: Lane[_Idle]) -> None:
+        self._lanes.release(lane)
+        self._released.set()
+
+    async def _acquire(self, pool: asyncpg.Pool) -> PoolConnectionProxy:
+        """A connection of the caller's pool, in which other code may leave us none."""
+        with connecting(Target("the pool given", {})):
+            if pool.get_idle_size() or pool.get_size() < pool.get_max_size():
+                return await retrying(pool.acquire, attempts=_CONNECT_ATTEMPTS)
+        try:
+            with self._usage.waiting():
+                async with asyncio.timeout(self._timeout):
+                    with connecting(Target("the pool given", {})):
+                        return await retrying(pool.acquire, attempts=_CONNECT_ATTEMPTS)
+        except TimeoutError:
+            if self._timeout is None:
+                raise
+            raise self._usage.timed_out(self._timeout) from None
 
     @asynccontextmanager
     async def _given_connection(self) -> AsyncIterator[Connection]:
         assert self._given is not None  # noqa: S101 - for the type checker
-        async with self._slots:
-            with connecting(Target("the pool given", {})):
-                connection = await retrying(self._given.acquire, attempts=_CONNECT_ATTEMPTS)
+        lane = self._lanes.own
+        await self._take_place(lane)
+        try:
+            connection = await self._acquire(self._given)
             try:
                 yield connection
             finally:
                 await self._given.release(connection)
+        finally:
+            self._leave_place(lane)
 
     @asynccontextmanager
     async def _own_connection(self) -> AsyncIterator[Connection]:
-        await self._slots.acquire()
+        lane = self._lanes.own
+        await self._take_place(lane)
         connection = None
         try:
-            connection = self._take_idle(self._idle) or await self._connect()
+            connection = self._take_idle(lane) or await self._connect(lane)
+            _check_open(lane)
+            self._busy.add(connection)
             yield connection
         except (asyncpg.PostgresError, GraphileWorkerError):
             self._give_back(connection)  # the statement failed, the connection is fine
             raise
         except BaseException:
-            # A statement may be under way. Until the server has been told to stop it, the slot is taken.
+            # A statement may be under way. Until the server has been told to stop it, the place is taken.
             if connection is None:
-                self._slots.release()
+                self._leave_place(lane)
             else:
                 ending = asyncio.create_task(end(connection))
                 self._ending.add(ending)
-                ending.add_done_callback(self._ended)
+                ending.add_done_callback(partial(self._ended, lane, None))
             raise
         else:
             self._give_back(connection)
+        finally:
+            self._busy.discard(connection)
 
-    def _take_idle(self, idle: list[_Idle]) -> asyncpg.Connection | None:
-        while idle:
-            connection, since = idle.pop()
+    def _take_idle(self, lane: Lane[_Idle]) -> asyncpg.Connection | None:
+        while (idle := lane.pick()) is not None:
+            connection, since = idle
             if not connection.is_closed() and monotonic() - since < _LONGEST_IDLE:
                 return connection
             connection.terminate()  # something between us and the server may have forgotten it
         return None
 
     def _give_back(self, connection: asyncpg.Connection | None) -> None:
-        if connection is not None and not connection.is_closed():
-            self._idle.append(_Idle(connection, monotonic()))
-        self._slots.release()
+        lane = self._lanes.own
+        if connection is not None and lane.is_closed:
+            connection.terminate()
+        elif connection is not None and not connection.is_closed():
+            lane.idle.append(_Idle(connection, monotonic()))
+        self._leave_place(lane)
 
-    async def _clean(self, connection: asyncpg.Connection | None) -> None:
-        if connection is None or connection.is_closed():
+    async def _take_back(self, loan: Loan, before: tuple[Any, ...] | None) -> None:
+        """Clean what user code has held, or close it."""
+        connection = loan.connection
+        if connection is None:
             return
-        try:
-            await connection.reset(timeout=_CLOSE_TIMEOUT)
-        except (Exception, asyncio.CancelledError):  # noqa: BLE001 - however it fails, it has to go
-            await end(connection)
-        else:
-            self._idle_lent.append(_Idle(connection, monotonic()))
+        if self._given is not None:
+            await self._take_back_given(self._given, loan, before)
+        elif not connection.is_closed():
+            try:
+                await reset(connection, loan, self._logger, _CLOSE_TIMEOUT)
+                _check_open(self._lanes.lent)
+            except (Exception, asyncio.CancelledError):  # noqa: BLE001 - however it fails, it has to go
+                await end(connection)
+            else:
+                self._lanes.lent.idle.append(_Idle(connection, monotonic()))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    async def _take_back_given(self, pool: asyncpg.Pool, loan: Loan, before: tuple[Any, ...] | None) -> None:
+        connection = loan.connection
+        try:
+            if is_open(connection):
+                await reset_given(pool, connection, before, loan, self._logger, _CLOSE_TIMEOUT)
+        except (Exception, asyncio.CancelledError):  # noqa: BLE001 - however it fails, it has to go
+            if is_open(connection):
+                connection.terminate()
+        finally:
+            # If it fails the pool has closed the connection.
+            with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+                await pool.release(connection, timeout=_CLOSE_TIMEOUT)
+
+    def _ended(self, lane: Lane[_Idle], loan: Loan | None, task: asyncio.Task[None]) -> None:
         self._ending.discard(task)
-        self._slots.release()
+        if loan is not None:
+            self._usage.end(loan)
+        self._leave_place(lane)
+        if not task.cancelled():
+            task.exception()  # a call that was cancelled does not ask for it
 
     async def _open(self) -> Target:
         async with self._opening:
@@ -358,9 +497,10 @@ class Pool:
         return self.prepared_statements
 
     def _arguments(self, target: Target, *, own: bool) -> dict[str, Any]:
-        """What to connect with."""
+        """What to connect with; user code has its own settings."""
         return {
             **target.arguments,
+            "connection_class": asyncpg.Connection if own else LentConnection,
             "statement_cache_size": 100 if self.prepared_statements else 0,
             "server_settings": startup_settings(own=own and self.prepared_statements),
         }
@@ -374,23 +514,42 @@ class Pool:
         self.prepared_statements = False
         return await asyncpg.connect(**self._arguments(target, own=own))
 
-    async def _connect(self, *, own: bool = True) -> asyncpg.Connection:
+    async def _connect(self, lane: Lane[_Idle] | None = None) -> asyncpg.Connection:
         target = await self._open()
+        if lane is not None and (surplus := self._lanes.surplus(lane)) is not None:
+            await end(surplus.connection)
         with connecting(target):
             # Safe to repeat: nothing was asked of the server yet.
-            connection = await retrying(partial(self._dial, target, own=own), attempts=_CONNECT_ATTEMPTS)
+            connection = await retrying(
+                partial(self._dial, target, own=lane is not self._lanes.lent), attempts=_CONNECT_ATTEMPTS
+            )
         keep_alive(connection)
         return connection
 
 
-def _share_of(pool: asyncpg.Pool, dedicated: int) -> int:
+def _check_open(lane: Lane[_Idle]) -> None:
+    """Refuse to use a connection that was opened when `close` had given up waiting."""
+    if lane.is_closed:
+        raise _closed()
+
+
+def _closed() -> ConfigurationError:
+    return ConfigurationError(
+        "The connections were closed already: the worker has stopped, or the WorkerUtils was closed."
+    )
+
+
+def _share_of(pool: asyncpg.Pool, dedicated: int) -> tuple[int, int]:
+    """How many connections of a caller's pool both lanes share, and how many more own statements have."""
     share = pool.get_max_size() - dedicated
-    if share < 1:
+    if dedicated and share < 2:  # noqa: PLR2004 - one for each lane
         raise ConfigurationError(
             f"The pool given has at most {pool.get_max_size()} connections. A worker keeps {dedicated} of "
-            f"them for itself, and its tasks need one: give it at least {dedicated + 1}."
+            "them for itself and needs one to add jobs and look after other workers, and its tasks need one: "
+            f"give it at least {dedicated + 2}."
         )
-    return share
+    reserve = _RESERVE if share > _RESERVE + 1 else min(1, share - 1)
+    return share - reserve, reserve
 
 
 async def end(connection: asyncpg.Connection) -> None:

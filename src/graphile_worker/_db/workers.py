@@ -307,6 +307,7 @@ def _read_worker(row: asyncpg.Record) -> WorkerInfo:
         state=state,
         died_at=died_at,
         lease=lease,
+        connection_waits=known.get("connection_waits"),
         jobs=row["jobs"],
         queues=row["queues"],
     )

@@ -9,6 +9,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from graphile_worker._db.pool_usage import CURRENT_JOB
 from graphile_worker._runtime.abandoned import AbandonedThreads
 from graphile_worker._runtime.around import around
 from graphile_worker._runtime.batch import discard
@@ -97,6 +98,7 @@ class Executor:
         """Run the job to its end. Whatever is raised belongs to this job alone."""
         held = run.held
         job = held.job
+        CURRENT_JOB.set(job)  # of this job alone: it runs in a copy of the context
         handler = self._handlers.get(job.task_identifier)
         try:
             if handler is None:

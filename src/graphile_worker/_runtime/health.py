@@ -14,6 +14,7 @@ from graphile_worker.liveness import Health, parse_address
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from graphile_worker._db.connect import Pool
     from graphile_worker._runtime.flags import ForbiddenFlags
     from graphile_worker._runtime.notifier import Notifier
     from graphile_worker._runtime.sidecar import Sidecar
@@ -41,6 +42,7 @@ class HealthCheck:
         notifier: Notifier,
         vitals: Vitals,
         flags: ForbiddenFlags,
+        connections: Pool,
         sidecar: Sidecar,
         address: str | int | None,
         logger: ScopedLogger,
@@ -50,6 +52,7 @@ class HealthCheck:
         self._notifier = notifier
         self._vitals = vitals
         self._flags = flags
+        self._connections = connections
         self._sidecar = sidecar
         self._address = None if address is None else parse_address(address)
         self._logger = logger
@@ -85,6 +88,9 @@ class HealthCheck:
         now = self._vitals.clock()
         blocked = 0.0 if self._turned is None else now - self._turned
         state, reason = self._state(now, blocked)
+        congestion = self._connections.congestion
+        if state == "ready" and congestion is not None:
+            reason = str(congestion)
         confirmed, answered = self._vitals.confirmed, self._worker.answered
         return Health(
             state=state,
@@ -98,6 +104,7 @@ class HealthCheck:
             last_exchange=None if answered is None else round(now - answered, 3),
             last_heartbeat=None if confirmed is None else round(now - confirmed, 3),
             listening=self._notifier.listens,
+            connection_wait=None if congestion is None else round(congestion.seconds, 3),
         )
 
     def _state(self, now: float, blocked: float) -> tuple[str, str | None]:  # noqa: PLR0911 - one a state

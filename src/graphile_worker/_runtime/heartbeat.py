@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from graphile_worker._db.connect import Connection
+    from graphile_worker._db.connect import Connection, Pool
     from graphile_worker._db.sql import Schema
     from graphile_worker._runtime.vitals import Vitals
 
@@ -33,6 +33,8 @@ _LONGEST_PAUSE = 1.0
 _FIRST_PATIENCE = 30.0
 _MOST_UNANSWERED = 2
 _GOODBYE = 2.0
+_MOST_OF_WAITS = 500
+"""Characters: the row is read for each exchange."""
 
 
 class Heartbeat:
@@ -46,6 +48,7 @@ class Heartbeat:
         worker_id: Who lives.
         metadata: What others may want to know of the worker.
         state: How the worker is, to tell that too.
+        connections: The pool that tasks use, to tell if calls wait for it.
         vitals: Where it is kept what we know.
         on_death: Others have declared the worker dead. It says nothing more until `revive`.
         on_beat: It is recorded that the worker lives.
@@ -63,6 +66,7 @@ class Heartbeat:
         worker_id: str,
         metadata: Mapping[str, object],
         state: Callable[[], str],
+        connections: Pool,
         vitals: Vitals,
         on_death: Callable[[], None],
         on_beat: Callable[[], None],
@@ -79,6 +83,7 @@ class Heartbeat:
         self._metadata: dict[str, Any] = dict(metadata)
         self._said: dict[str, Any] = {}
         self._state = state
+        self._connections = connections
         self._vitals = vitals
         self._on_death = on_death
         self._on_beat = on_beat
@@ -208,6 +213,10 @@ class Heartbeat:
             changes["lease"] = lease
         if state != self._said.get("state"):
             changes["state"] = state
+        congestion = self._connections.congestion
+        waits = None if congestion is None else str(congestion)[:_MOST_OF_WAITS]
+        if waits != self._said.get("connection_waits"):
+            changes["connection_waits"] = waits
         sent = vitals.clock()
         async with self._statement_on(connection):
             if self._in_transactions():

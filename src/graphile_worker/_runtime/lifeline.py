@@ -47,6 +47,7 @@ class Lifeline:
         vitals: What is known.
         worker: Gives up its work.
         state: How it is.
+        connections: The pool that tasks use, to tell if calls wait for it.
         may_exit: Whether to end the process if the work cannot be stopped otherwise.
         logger: Where to say so.
     """
@@ -62,6 +63,7 @@ class Lifeline:
         vitals: Vitals,
         worker: Worker,
         state: Callable[[], str],
+        connections: Pool,
         may_exit: bool,
         logger: ScopedLogger,
     ) -> None:
@@ -80,6 +82,7 @@ class Lifeline:
         self._vitals = vitals
         self._worker = worker
         self._state = state
+        self._connections = connections
         self._may_exit = may_exit
         self._logger = logger
         self._loop = asyncio.get_running_loop()
@@ -104,6 +107,7 @@ class Lifeline:
             worker_id=self._pool.id,
             metadata=self._metadata,
             state=self._state,
+            connections=self._connections,
             vitals=self._vitals,
             on_death=self._on_death,
             on_beat=lambda: self._tell(self._worker.unfence),

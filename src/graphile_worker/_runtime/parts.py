@@ -97,6 +97,7 @@ class Parts:
             notifier=self.notifier,
             vitals=self._vitals,
             flags=self._flags,
+            connections=self.session.pool,
             sidecar=self._sidecar,
             address=options.health,
             logger=self.logger,
@@ -159,6 +160,7 @@ class Parts:
             vitals=self._vitals,
             worker=self.worker,
             state=lambda: self.health.read().state,
+            connections=self.session.pool,
             may_exit=self._options.exit_if_stuck,
             logger=self.logger,
         )
@@ -301,5 +303,7 @@ def _open_session(options: WorkerOptions, logger: ScopedLogger) -> Session:
         max_size=options.max_pool_size,
         prepared_statements=options.prepared_statements,
         dedicated=options.own_connections,
+        timeout=options.pool_timeout,
+        logger=logger,
     )
     return Session(find_schema(options.schema), pool, logger, options.max_payload_size)

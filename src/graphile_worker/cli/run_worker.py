@@ -47,6 +47,7 @@ _OF_CONNECTION = {
     "dsn": "connection",
     "schema": "schema",
     "max_pool_size": "max_pool_size",
+    "pool_timeout": "pool_timeout",
     "prepared_statements": "prepared_statements",
     "max_payload_size": "max_payload_size",
 }

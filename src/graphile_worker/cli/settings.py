@@ -206,6 +206,10 @@ SETTINGS = (
         help="How many connections tasks may use.",
     ),
     Setting(
+        name="pool_timeout", flags=(), read=duration, default=None, metavar="TIME",
+        help="How long to wait for a connection.",
+    ),
+    Setting(
         name="max_payload_size", flags=(), read=size, default=MAX_PAYLOAD_SIZE, metavar="SIZE",
         help="Largest payload of a job that is added [16MB].",
     ),

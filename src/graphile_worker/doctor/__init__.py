@@ -46,6 +46,7 @@ CHECKS = (
     Check("notifications", server.check_notifications),
     Check("notification queue", server.check_notification_queue),
     Check("connections", server.check_connections),
+    Check("tasks' connections", work.check_connection_waits, needs_schema=True),
     Check("clock", server.check_clock),
     Check("autovacuum", upkeep.check_autovacuum, needs_schema=True),
     Check("dead rows", upkeep.check_dead_rows, needs_schema=True),

@@ -29,6 +29,25 @@ async def _known(subject: Subject) -> dict[str, WorkerInfo]:
     return {worker.id: worker for worker in found}
 
 
+async def check_connection_waits(subject: Subject) -> list[Finding]:
+    """Whether tasks hold all connections of a worker, and other calls wait for one."""
+    check = "tasks' connections"
+    waits = [one for one in (await _known(subject)).values() if one.lives and one.connection_waits]
+    if not waits:
+        return [Finding(check=check, level=Level.OK, says="No worker says that calls wait for a connection")]
+    return [
+        Finding(
+            check=check,
+            level=Level.WARNING,
+            says=f"{worker.name}: {worker.connection_waits}",
+            advice="A task that holds a connection while it waits for another one may wait for ever. End the "
+            "jobs named here if they do.",
+            details={"worker": worker.id},
+        )
+        for worker in waits
+    ]
+
+
 async def check_queues(subject: Subject) -> list[Finding]:
     """Whether a serial queue is locked, and none of its jobs runs."""
     stuck = await subject.look(lambda on: symptoms.read_stuck_queues(on, subject.schema))
