@@ -357,7 +357,9 @@ class Pool:
         ticket = self._lanes.queue(lane, wake)
         try:
             with self._usage.waiting():
-                await (woken if self._timeout is None else asyncio.wait_for(woken, self._timeout))
+                # Not wait_for: before Python 3.12 it may lose that this call is cancelled.
+                async with asyncio.timeout(self._timeout):
+                    await woken
         except BaseException as error:
             self._lanes.leave(ticket)
             self._released.set()
