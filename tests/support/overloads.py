@@ -23,12 +23,14 @@ SQL = Path(graphile_worker.__file__).parent / "_db" / "sql"
 SYNTAX = frozenset({
     "all", "always", "and", "any", "array", "as", "best", "btree", "by", "candidate", "case", "change",
     "check", "chosen", "coalesce", "conflict", "done", "else", "executed", "exists", "extract", "filter",
-    "from", "generated", "given", "greatest", "in", "include", "index", "interval", "item", "job", "join",
-    "key", "known", "lateral", "least", "materialized", "not", "nullif", "on", "or", "other", "over",
-    "position", "queue", "quota", "recursive", "row", "select", "spec", "table", "taken", "task", "then",
+    "found", "from", "generated", "given", "greatest", "in", "include", "index", "interval", "item", "job",
+    "join", "key", "known", "lateral", "latest", "least", "materialized", "not", "nullif", "on", "or", "other",
+    "over", "position", "queue", "quota", "recursive", "row", "select", "spec", "table", "taken", "task", "then",
     "union", "values", "visited", "wanted", "when", "where", "with", "worker",
 })  # fmt: skip
 """What stands before a parenthesis and calls nothing that can be replaced, or names columns."""
+BY_THE_DRIVER = frozenset({"pg_advisory_unlock_all"})
+"""What asyncpg itself calls without a schema, when a caller's pool takes a connection back."""
 SYNTAX_OPERATORS = {"nullif": "=", "in": "=", "distinct": "=", "like": "~~", "ilike": "~~*"}
 """Words behind which PostgreSQL looks an operator up by its name."""
 COMPARING = frozenset({"=", "<>", "<", ">", "<=", ">=", "~~", "~~*", "?", "?|"})
@@ -90,7 +92,7 @@ class Planted(NamedTuple):
 
 async def plant(db: asyncpg.Connection, names: Used) -> Planted:
     """Plant overloads as the session's role, which must be allowed to create in ``public``."""
-    overloads = [*await _functions(db, names.calls), *await _operators(db, names.operators)]
+    overloads = [*await _functions(db, names.calls - BY_THE_DRIVER), *await _operators(db, names.operators)]
     await db.execute("create sequence public.calls; grant all on public.calls to public")
     statements, signatures, known = [], list[str](), set[str]()
     for one in overloads:

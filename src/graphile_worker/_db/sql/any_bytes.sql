@@ -1,7 +1,7 @@
--- What is said in a SQL_ASCII database in place of a statement.
+-- What a SQL_ASCII database gets instead of a statement. It may run on a caller's connection.
 
 -- name: as_bytes
-convert_to({column}, 'SQL_ASCII')
+pg_catalog.convert_to({column}, 'SQL_ASCII')
 
 -- name: wrapped
 with found ({names}) as materialized (

@@ -61,7 +61,7 @@ with pending as materialized (
     where job.id {=} request.job_id
     offset 0  -- job by job, whatever the planner thinks of the sizes of tables
   ) as job on true
-  where $1::bigint[] is null or request.id = any ($1::bigint[])
+  where $1::pg_catalog.int8[] is null or request.id {=} any ($1::pg_catalog.int8[])
 ), request as materialized (
   select pending.id, pending.job_id, pending.reason
   from pending
