@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Many tests wait for time to pass. Those of one file stay together, for they share servers.
-IN_PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadfile
+# Most tests wait for a server or for time to pass, so there are more of them at once than processors.
+IN_PARALLEL := --numprocesses 6 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all bench bench-binding bench-cron bench-middleware bench-scaling bench-top chaos chaos-mixed soak check format db-dump command-pages clean
@@ -17,10 +17,10 @@ demo: $(STAMP) ## Run jobs on an embedded PostgreSQL: from SQL, again, in order,
 	@$(BIN)/python examples/demo.py
 
 test: $(STAMP) peers ## Run the tests that take a few minutes at most
-	$(BIN)/pytest -m "not slow" $(IN_PARALLEL)
+	$(BIN)/pytest -m "not slow" --durations=10 $(IN_PARALLEL)
 
 test-all: $(STAMP) peers ## Run the tests that take longer
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow --durations=10 $(IN_PARALLEL)
 
 bench: $(STAMP) bench-peers ## Compare with other queues, in 15 minutes; in 2 with QUICK=1
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)

@@ -33,12 +33,11 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 
 
 def _by_age() -> list[object]:
-    """The default PostgreSQL and the oldest; those in between take their time in `make test-all`."""
+    """The newest PostgreSQL in `make test`; the others take their time in `make test-all`."""
     default, *others = installations()
-    oldest = min(others, key=lambda found: found.major, default=default)
     return [
-        pytest.param(found, id=found.name, marks=[] if found in {default, oldest} else pytest.mark.slow)
-        for found in (default, *others)
+        pytest.param(default, id=default.name),
+        *(pytest.param(found, id=found.name, marks=pytest.mark.slow) for found in others),
     ]
 
 

@@ -25,8 +25,8 @@ SYNTAX = frozenset({
     "check", "chosen", "coalesce", "conflict", "done", "else", "executed", "exists", "extract", "filter",
     "found", "from", "generated", "given", "greatest", "in", "include", "index", "interval", "item", "job",
     "join", "key", "known", "lateral", "latest", "least", "materialized", "not", "nullif", "on", "or",
-    "other", "over", "position", "queue", "quota", "recursive", "row", "select", "spec", "table", "taken", "task",
-    "then", "union", "values", "visited", "wanted", "when", "where", "with", "worker",
+    "other", "over", "position", "queue", "quota", "recursive", "row", "select", "spec", "table", "taken",
+    "task", "then", "union", "values", "visited", "wanted", "when", "where", "with", "worker",
 })  # fmt: skip
 """What stands before a parenthesis and calls nothing that can be replaced, or names columns."""
 BY_THE_DRIVER = frozenset({"pg_advisory_unlock_all"})
