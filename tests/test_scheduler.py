@@ -936,7 +936,7 @@ class TestDeclaring:
 WEATHER = """
   create table weather (kind text);
   insert into weather values ('good');
-  create function strike() returns trigger language plpgsql as $$
+  create function strike() returns trigger language plpgsql set search_path = public as $$
   declare kind text := (select weather.kind from weather);
   begin
     if kind = 'full' and tg_when = 'BEFORE' then raise disk_full; end if;
