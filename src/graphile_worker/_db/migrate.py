@@ -11,7 +11,6 @@ installer at work, which we wait for; one that stands still is an old installati
 from __future__ import annotations
 
 import asyncio
-import logging
 import shlex
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
@@ -37,11 +36,11 @@ from graphile_worker.errors import (
     SchemaTooNewError,
     SchemaTooOldError,
 )
+from graphile_worker.logs import library_logger as logger
 
 if TYPE_CHECKING:
     from graphile_worker._db.connect import Connection
 
-logger = logging.getLogger("graphile_worker")
 
 _OLDEST_SERVER = 12
 

@@ -10,6 +10,7 @@ from graphile_worker._db.failures import translated
 from graphile_worker._db.migrate import check_adoptable
 from graphile_worker._db.retryable import retrying
 from graphile_worker.errors import DatabaseError, SchemaError, SchemaMissingError
+from graphile_worker.logs import never_raising
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -28,7 +29,7 @@ class Session:
     def __init__(self, schema: Schema, pool: Pool, logger: AnyLogger) -> None:
         self.schema = schema
         self.pool = pool
-        self.logger = logger
+        self.logger = never_raising(logger)
 
     async def call(
         self,

@@ -100,8 +100,10 @@ class Slots:
             self.done += 1
         elif type(outcome) is Failed:
             self.failed += 1
-        tell_ended(self._events, run, outcome)
-        self._on_end(run.held, outcome)
+        try:
+            tell_ended(self._events, run, outcome)
+        finally:  # or the job would stay locked by a worker that has forgotten it
+            self._on_end(run.held, outcome)
 
     def fence(self, ours: Callable[[str | None], bool]) -> None:
         """Stop what runs and is not ours any more: jobs of tasks for which that does not hold."""
