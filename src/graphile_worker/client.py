@@ -17,6 +17,7 @@ from graphile_worker._db.failures import translated
 from graphile_worker._db.migrate import migrate
 from graphile_worker._db.session import Session
 from graphile_worker._db.sql import DEFAULT_SCHEMA, Schema
+from graphile_worker._db.transactions import COMPUTING, STREAMING
 from graphile_worker.administration import Administration, by_local_clock
 from graphile_worker.errors import ConfigurationError, InvalidJobError, JobSkippedError
 from graphile_worker.job import Job, JobKeyMode, JobSpec
@@ -308,7 +309,8 @@ class WorkerUtils(Administration):
             return _by_local_time(spec) if self._use_local_time else spec
 
         async def add(on: Connection) -> list[Job]:
-            return await bulk.add_jobs(on, schema, map(local, specs))
+            idle = COMPUTING if isinstance(specs, Sequence) else STREAMING
+            return await bulk.add_jobs(on, schema, map(local, specs), idle=idle)
 
         try:
             if isinstance(specs, Sequence):

@@ -170,8 +170,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     state: str
     """``starting``, ``ready``, ``unreachable`` (no database), ``fenced`` (it had to give up its jobs),
-    ``blocked`` (a task blocks the event loop), ``unsure`` (forbidden_flags fails), ``stopping`` or
-    ``stopped``."""
+    ``blocked`` (a task blocks the event loop), ``unsure`` (forbidden_flags fails), ``incomplete`` (a service
+    of the worker has ended), ``stopping`` or ``stopped``."""
     live: bool
     """False if it will not get better by itself."""
     ready: bool
@@ -188,6 +188,9 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     last_heartbeat: float | None
     """Seconds since the last heartbeat that was recorded; None if there are none."""
     listening: bool
+    failing: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Services of the worker that have ended, or have failed for a minute, each with the reason. Jobs run
+    without them, so one that fails and tries again does not make the worker unready."""
 
 
 def parse_address(address: str | int) -> tuple[str | None, int]:

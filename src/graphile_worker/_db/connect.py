@@ -15,6 +15,7 @@ from graphile_worker._db.failures import connecting
 from graphile_worker._db.keepalive import keep_alive
 from graphile_worker._db.retryable import retrying
 from graphile_worker._db.servers import Server
+from graphile_worker._db.transactions import transaction
 from graphile_worker.errors import ConfigurationError, GraphileWorkerError
 
 if TYPE_CHECKING:
@@ -34,9 +35,7 @@ _LONGEST_IDLE = 300.0
 
 def read_committed(connection: Connection) -> AbstractAsyncContextManager[object]:
     """A transaction in which each statement sees what was committed before it; a part of the caller's."""
-    if connection.is_in_transaction():
-        return connection.transaction()
-    return connection.transaction(isolation="read_committed")
+    return transaction(connection, isolated=True)
 
 
 def knows_all_characters(connection: Connection) -> bool:
@@ -134,7 +133,7 @@ class Pool:
             else:
                 # The driver prepares in one round trip and executes in another; only in a transaction does
                 # a pooler that hands out servers by transaction keep both on the same one.
-                async with connection.transaction(isolation="read_committed"):
+                async with read_committed(connection):
                     yield connection
 
     @asynccontextmanager

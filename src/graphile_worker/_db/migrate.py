@@ -207,7 +207,7 @@ async def _wait_while_it_grows(
             await asyncio.sleep(_POLL)
         elif not waited_for_ledger:
             # A migration may take longer than that: npm's eleventh copies all jobs.
-            async with connection.transaction():
+            async with read_committed(connection):
                 await connection.execute(schema.render(read_statements("migrate.sql")["wait_for_ledger"]))
             waited_for_ledger = True
         else:

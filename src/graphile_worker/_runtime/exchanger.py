@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from graphile_worker._db import exchange as database
-from graphile_worker._db.connect import is_open
+from graphile_worker._db.connect import is_open, read_committed
 from graphile_worker._db.failures import Trouble, is_about_data, statement_failed, trouble_of
 from graphile_worker._db.workers import hold_session
 from graphile_worker.errors import GraphileWorkerError
@@ -178,7 +178,7 @@ class Exchanger:
     def _statement_on(self, connection: Connection) -> AbstractAsyncContextManager[object]:
         if self._session.pool.prepared_statements:
             return nullcontext()
-        return connection.transaction(isolation="read_committed")  # see Pool.connection
+        return read_committed(connection)  # see Pool.connection
 
     def _explained(self, error: Exception, *, unknown: bool) -> Exception:
         explained = (
