@@ -52,16 +52,17 @@ class _LimitedTransaction(Transaction):
 
 @asynccontextmanager
 async def transaction(
-    connection: Connection, *, idle: float = SHORT, isolated: bool = False
+    connection: Connection, *, idle: float | None = None, isolated: bool = False
 ) -> AsyncIterator[None]:
     """A transaction that the server ends if it stands still for so long; inside of another, a part of it.
 
     Args:
         connection: Where it is.
-        idle: Seconds for which it may stand still. The caller's is not limited; one of ours that it is a part
+        idle: Seconds for which it may stand still, by default `SHORT`. The caller's is not limited; one of ours that it is a part
             of may stand still for longer, if this says so.
         isolated: Whether each statement sees what was committed before it, whatever the session's default is.
     """
+    idle = SHORT if idle is None else idle
     if connection.is_in_transaction():
         outer: Any = getattr(connection, "_top_xact", None)  # the driver has no other way to ask
         if isinstance(outer, _LimitedTransaction) and outer.idle < idle:
