@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from graphile_worker import JobSpec, Middleware, Recovery, parse_crontab
-
+from graphile_worker._db import transactions
 from graphile_worker._db.connect import Pool
 from graphile_worker._db.session import Session
 from graphile_worker._db.sql import Schema
