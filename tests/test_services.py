@@ -173,41 +173,66 @@ class TestCron:
         assert sorted(job["identifier"] for job in await desk.jobs()) == ["t", "u"]
         assert called == [["t", "u"], ["u"]], "it is not asked about what others have added"
 
+    @pytest.mark.parametrize(
+        ("prepared_statements", "begins", "replies", "statement", "state"),
+        [
+            # With the locks it needs, and idle; or in the middle of a statement, whose values do not come.
+            pytest.param(True, "begin", 2, "for update", "idle in transaction", id="idle"),
+            pytest.param(False, "for update", 2, "for update", "idle in transaction", id="idle, in a pooler"),
+            pytest.param(True, "set last_execution", 1, "set last_execution", "active", id="active"),
+            pytest.param(
+                False, "set last_execution", 1, "set last_execution", "active", id="active, in a pooler"
+            ),
+        ],
+    )
     async def test_of_others_goes_on_when_a_scheduler_freezes_in_its_transaction(
-        self, desk: Desk, database: str, monkeypatch: pytest.MonkeyPatch
+        self,
+        desk: Desk,
+        database: str,
+        monkeypatch: pytest.MonkeyPatch,
+        prepared_statements: bool,
+        begins: str,
+        replies: int,
+        statement: str,
+        state: str,
     ) -> None:
+        if state == "active" and not prepared_statements and desk.db.get_server_version().major < 17:
+            pytest.skip("only transaction_timeout of PostgreSQL 17 ends it there")
         monkeypatch.setattr(transactions, "SHORT", 0.5)
+        monkeypatch.setattr(transactions, "DURATION", 1.0)
         async with proxied(database) as (proxy, through):
-            pool = Pool(through, max_size=1)
+            pool = Pool(through, max_size=1, prepared_statements=prepared_statements)
             frozen = desk.scheduler(
                 "* * * * * t",
                 session=Session(Schema(), pool, logging.getLogger("graphile_worker")),
             )
-            desk.clock.time = NEW_YEAR - MINUTE
+            desk.clock.time = NEW_YEAR - MINUTE / 2
             await frozen.tick()  # it has begun
-            locking = asyncio.Event()
+            seen: list[str] = []
 
             def cut_off(direction: str, data: bytes) -> bool:
-                if direction == "query" and b"for update" in data:
-                    locking.set()
-                elif direction == "reply" and locking.is_set():
+                if seen or begins.encode() in data:
+                    seen.append(direction)
+                if seen.count("reply") == replies:
                     proxy.go_dark()
                 return False
 
             proxy.cut_when = cut_off
             desk.clock.time = NEW_YEAR
             tick = asyncio.create_task(frozen.tick())
-            await locking.wait()
 
             async def stands_still() -> bool:
                 return bool(
                     await desk.db.fetchval(
                         "select exists (select from pg_stat_activity where datname = current_database() "
-                        "and state = 'idle in transaction')"
+                        "and state = $1 and wait_event = 'ClientRead' and strpos(query, $2) > 0 "
+                        "and pid <> pg_backend_pid())",
+                        *(state, statement),
                     )
                 )
 
             await until(stands_still, "it holds its locks")
+            monkeypatch.setattr(transactions, "DURATION", 60.0)  # the other one waits for it
             async with asyncio.timeout(15):
                 await desk.scheduler("* * * * * t").tick()
             assert await desk.times() == [NEW_YEAR]

@@ -33,9 +33,11 @@ _ACQUIRE_TIMEOUT = 30.0
 _LONGEST_IDLE = 300.0
 
 
-def read_committed(connection: Connection) -> AbstractAsyncContextManager[object]:
+def read_committed(
+    connection: Connection, *, duration: float | None = None
+) -> AbstractAsyncContextManager[object]:
     """A transaction in which each statement sees what was committed before it; a part of the caller's."""
-    return transaction(connection, isolated=True)
+    return transaction(connection, duration=duration, isolated=True)
 
 
 def knows_all_characters(connection: Connection) -> bool:

@@ -11,6 +11,7 @@ from graphile_worker._db import queries
 from graphile_worker._db.cancellations import settle
 from graphile_worker._db.connect import knows_all_characters, read_committed
 from graphile_worker._db.sql import Schema, statements_for
+from graphile_worker._db.transactions import DURATION
 from graphile_worker.liveness import WorkerInfo
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ async def take_dead(
     For `busy` seconds, and some more, nobody else is to sweep them.
     """
     statements = statements_for(schema, _FILE)
-    async with read_committed(connection):
+    async with read_committed(connection, duration=DURATION):
         await connection.execute(statements["do_not_dawdle"])
         if not await connection.fetchval(statements["become_sweeper"], schema.name):
             return []
@@ -190,7 +191,7 @@ async def free(
 ) -> tuple[set[int], set[int]]:
     """Free these jobs, and queues that have no locked job then; returns the ids of both."""
     statements = statements_for(schema, _FILE)
-    async with read_committed(connection):
+    async with read_committed(connection, duration=DURATION):
         await connection.execute(statements["do_not_dawdle"])
         dead = {row["id"] for row in await connection.fetch(statements["lock_dead"], worker_ids)}
         ours = _as_json(connection, [change for change in changes if change["locked_by"] in dead])
