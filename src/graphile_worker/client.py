@@ -18,6 +18,7 @@ from graphile_worker._db.failures import translated
 from graphile_worker._db.migrate import migrate
 from graphile_worker._db.session import Session
 from graphile_worker._db.sql import DEFAULT_SCHEMA, Schema
+from graphile_worker._db.transactions import COMPUTING, STREAMING
 from graphile_worker.administration import Administration, by_local_clock
 from graphile_worker.durations import seconds
 from graphile_worker.errors import ConfigurationError, InvalidJobError, JobSkippedError
@@ -344,7 +345,8 @@ class WorkerUtils(Administration):
 
         async def add(on: Connection) -> list[Job]:
             most = self._session.max_payload_size
-            return await bulk.add_jobs(on, schema, map(local, specs), max_payload_size=most)
+            idle = COMPUTING if isinstance(specs, Sequence) else STREAMING
+            return await bulk.add_jobs(on, schema, map(local, specs), max_payload_size=most, idle=idle)
 
         try:
             if isinstance(specs, Sequence):

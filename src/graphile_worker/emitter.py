@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import inspect
-import logging
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.events import EVENTS, Event
+from graphile_worker.logs import library_logger as logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     Listener = Callable[[Any], object]
 
 E = TypeVar("E", bound=Event)
-logger = logging.getLogger("graphile_worker")
 
 
 class Events:
@@ -88,7 +86,7 @@ class Events:
         for listener in (*self._listeners.get(event.name, ()), *self._listeners.get("*", ())):
             try:
                 listener(event)
-            except (Exception, asyncio.CancelledError):
+            except BaseException:  # one that calls sys.exit() must not end the worker
                 logger.exception("A listener of %r failed", event.name)
 
 

@@ -173,7 +173,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     """``starting``, ``ready``, ``unreachable`` (no database), ``fenced`` (it had to give up its jobs),
     ``blocked`` (a task blocks the event loop), ``exhausted`` (too many threads still run after the timeouts
-    of their jobs), ``unsure`` (forbidden_flags fails), ``stopping`` or ``stopped``."""
+    of their jobs), ``unsure`` (forbidden_flags fails), ``incomplete`` (a service of the worker has ended),
+    ``stopping`` or ``stopped``."""
     live: bool
     """False if it will not get better by itself."""
     ready: bool
@@ -193,6 +194,9 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     connection_wait: float | None = None
     """Seconds that a call has waited for a connection, if that is more than ten; `reason` names the tasks
     that hold them. The worker itself has other connections, so it may be ready."""
+    failing: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Services of the worker that have ended, or have failed for a minute, each with the reason. Jobs run
+    without them, so one that fails and tries again does not make the worker unready."""
 
 
 def parse_address(address: str | int) -> tuple[str | None, int]:

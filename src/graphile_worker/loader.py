@@ -13,7 +13,6 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-import logging
 import os
 import re
 import sys
@@ -29,6 +28,7 @@ from graphile_worker.cron.crontab import read_crontab
 from graphile_worker.decorator import task
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.executable import Executable
+from graphile_worker.logs import library_logger as logger
 from graphile_worker.tasks import task_of
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _NOT_IN_A_NAME = re.compile(r"\W")
 _NEVER_THE_PLACE = ("<", str(Path(__file__).parent) + os.sep, functools.__file__)
 """Where a file of the user's called us, a property or what has no file, is the place of an error."""
-logger = logging.getLogger("graphile_worker")
 
 
 def load_tasks(path: str | os.PathLike[str]) -> Functions:

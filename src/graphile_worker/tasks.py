@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import logging
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -25,6 +24,7 @@ from graphile_worker.cron.line import TASK as IN_A_CRONTAB
 from graphile_worker.errors import ConfigurationError, InvalidJobError
 from graphile_worker.job import Job, JobSpec
 from graphile_worker.job_keys import read_job_key
+from graphile_worker.logs import library_logger as logger
 from graphile_worker.payload import RESERVED_KEYS, without_reserved
 from graphile_worker.retry import read_policy
 from graphile_worker.task_options import (
@@ -49,7 +49,6 @@ Q = ParamSpec("Q")
 """The same without a context: what a job is added with."""
 R = TypeVar("R")
 T = TypeVar("T")
-logger = logging.getLogger("graphile_worker")
 
 
 class Queue(Protocol):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from graphile_worker._db.queries import read_job, split_instant
 from graphile_worker._db.sql import Schema, statements_for
+from graphile_worker._db.transactions import COMPUTING, transaction
 from graphile_worker.errors import DatabaseError, InvalidJobError
 from graphile_worker.job import Job, JobKeyMode, JobSpec, JobState
 from graphile_worker.payload import decode_or_raw, encode_payload
@@ -60,13 +61,15 @@ async def add_jobs(
     *,
     read: bool = True,
     max_payload_size: int | None = None,
+    idle: float = COMPUTING,
 ) -> list[Job]:
     """Add all or, if one cannot be added, none.
 
-    Returns them; if nobody is going to read them, it may return none, which is faster.
+    Returns them; if nobody is going to read them, it may return none, which is faster. For `idle` seconds the
+    transaction may wait for the next specs.
     """
     statements = statements_for(schema, "jobs.sql")
-    async with connection.transaction():
+    async with transaction(connection, idle=idle):
         [(now, keeps_order)] = await connection.fetch(statements["prepare_bulk"], schema.quoted)
         async with aclosing(_chunks(specs, max_payload_size)) as chunks:
             if keeps_order:

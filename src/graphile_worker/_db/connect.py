@@ -25,6 +25,7 @@ from graphile_worker._db.session_settings import (
     set_for_session,
     startup_settings,
 )
+from graphile_worker._db.transactions import transaction
 from graphile_worker.errors import ConfigurationError, GraphileWorkerError
 from graphile_worker.wording import counted
 
@@ -52,11 +53,11 @@ _STATEMENT_LIMIT = 60.0
 """How long `close` waits for statements of our own; adding a million jobs is one."""
 
 
-def read_committed(connection: Connection) -> AbstractAsyncContextManager[object]:
+def read_committed(
+    connection: Connection, *, duration: float | None = None
+) -> AbstractAsyncContextManager[object]:
     """A transaction in which each statement sees what was committed before it; a part of the caller's."""
-    if connection.is_in_transaction():
-        return connection.transaction()
-    return connection.transaction(isolation="read_committed")
+    return transaction(connection, duration=duration, isolated=True)
 
 
 def knows_all_characters(connection: Connection) -> bool:

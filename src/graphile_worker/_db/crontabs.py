@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from graphile_worker._db import transactions
 from graphile_worker._db.bulk import add_jobs
 from graphile_worker._db.connect import read_committed
 from graphile_worker._db.queries import add_job
@@ -12,15 +12,11 @@ from graphile_worker._db.sql import Schema, statements_for
 from graphile_worker.job import JobKeyMode, JobSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
-    from typing import TypeAlias
 
     from graphile_worker._db.connect import Connection
     from graphile_worker.job import Job
-
-    Add: TypeAlias = Callable[[Sequence[JobSpec]], Awaitable[Sequence[Job]]]
-    Around: TypeAlias = Callable[[Sequence[JobSpec], Add], Awaitable[object]]
 
 
 class KnownCrontab(NamedTuple):
@@ -40,6 +36,24 @@ class Due(NamedTuple):
     spec: JobSpec
     exclusive: bool = False
     """Whether it is left out while the one before is unfinished, which has the same key."""
+
+
+class Wanted(NamedTuple):
+    """What is to be added."""
+
+    new: list[Due]
+    """Jobs of minutes that nobody has had."""
+    wanted: list[Due]
+    """Of these the ones to add: neither those that would overlap, nor those that others would replace."""
+
+
+class Changed(NamedTuple):
+    """What became of jobs that middleware had changed."""
+
+    jobs: list[Job] | None = None
+    """Those that were added; None if others had added jobs of all these minutes."""
+    superseded: bool = False
+    """Whether others had added some of them. Then nothing was added."""
 
 
 async def read_schedules(
@@ -76,47 +90,84 @@ async def register(
     )
 
 
-async def schedule(
-    connection: Connection, schema: Schema, due: Sequence[Due], around: Around | None = None
-) -> list[Due]:
+async def schedule(connection: Connection, schema: Schema, due: Sequence[Due]) -> list[Due]:
     """Add the jobs of minutes that nobody has had; those that were added.
 
     May be repeated: what was done is not done again.
-
-    Args:
-        connection: Where to.
-        schema: The schema.
-        due: The jobs, in the order in which to add them.
-        around: Called, if given, with what there is to add, and with that which adds it.
     """
-    statements = statements_for(schema, "cron.sql")
-    async with read_committed(connection):
+    await _prepare(connection, schema, [one.spec for one in due], read=False)
+    async with read_committed(connection, duration=transactions.DURATION):
         last = await _lock(connection, schema, due)
-        new = [one for one in due if (had := last[one.identifier]) is None or had < one.minute]
-        if not new:
-            return []
-        keys = [one.spec.job_key for one in new if one.exclusive]
-        unfinished = await connection.fetch(statements["find_unfinished"], keys) if keys else []
-        added = _lasting(list(_without_overlap(new, {row["key"] for row in unfinished})))
-        specs = [one.spec for one in added]
-        if around is None:
-            await _add(connection, schema, specs, read=False)
-        else:
-            await around(specs, partial(_add, connection, schema))
-        executed = {one.identifier: one.minute for one in new}
-        await connection.execute(statements["record_executions"], list(executed), list(executed.values()))
-    return added
+        new, wanted = await _new_and_wanted(connection, schema, due, last)
+        await add(connection, schema, [one.spec for one in wanted], read=False)
+        await _record(connection, schema, new)
+    return wanted
 
 
-async def _add(
+async def find_wanted(connection: Connection, schema: Schema, due: Sequence[Due]) -> Wanted | None:
+    """What `schedule` would add now; None if others have added jobs of all these minutes.
+
+    Nothing is locked, so others may add the same before us.
+    """
+    identifiers = list({one.identifier: None for one in due})
+    _, known = await read_schedules(connection, schema, identifiers)
+    last = {one: known[one].last_execution if one in known else None for one in identifiers}
+    new, wanted = await _new_and_wanted(connection, schema, due, last)
+    return Wanted(new, wanted) if new else None
+
+
+async def schedule_changed(
+    connection: Connection, schema: Schema, found: Wanted, specs: Sequence[JobSpec]
+) -> Changed:
+    """Add these instead of the jobs that were found, if the same would be found now."""
+    await _prepare(connection, schema, specs, read=True)
+    async with read_committed(connection, duration=transactions.DURATION):
+        last = await _lock(connection, schema, found.new)
+        new, wanted = await _new_and_wanted(connection, schema, found.new, last)
+        if (new, wanted) != found:
+            return Changed(superseded=bool(new))
+        jobs = await add(connection, schema, specs)
+        await _record(connection, schema, new)
+    return Changed(jobs)
+
+
+async def _prepare(connection: Connection, schema: Schema, specs: Sequence[JobSpec], *, read: bool) -> None:
+    """Have the statements at hand before schedules are locked, for all workers."""
+    cron, jobs = statements_for(schema, "cron.sql"), statements_for(schema, "jobs.sql")
+    bulk = [jobs["prepare_bulk"], jobs["add_jobs" if read else "add_unread_jobs"]]
+    adding = bulk if len(specs) > 1 else [jobs["add_job"]]
+    locking = [cron[name] for name in ("lock_schedules", "find_unfinished", "record_executions")]
+    await transactions.prepare(connection, [*locking, *adding])
+
+
+async def _new_and_wanted(
+    connection: Connection, schema: Schema, due: Sequence[Due], last: Mapping[str, datetime | None]
+) -> tuple[list[Due], list[Due]]:
+    """Those of minutes that nobody has had, and of these the ones whose jobs are to be added."""
+    new = [one for one in due if (had := last[one.identifier]) is None or had < one.minute]
+    keys = [one.spec.job_key for one in new if one.exclusive]
+    statement = statements_for(schema, "cron.sql")["find_unfinished"]
+    unfinished = await connection.fetch(statement, keys) if keys else []
+    return new, _lasting(list(_without_overlap(new, {row["key"] for row in unfinished})))
+
+
+async def _record(connection: Connection, schema: Schema, new: Sequence[Due]) -> None:
+    executed = {one.identifier: one.minute for one in new}
+    if executed:
+        statement = statements_for(schema, "cron.sql")["record_executions"]
+        await connection.execute(statement, list(executed), list(executed.values()))
+
+
+async def add(
     connection: Connection, schema: Schema, specs: Sequence[JobSpec], *, read: bool = True
 ) -> list[Job]:
+    """Add jobs, in the order of the specs; if nobody is going to read them it may return none."""
     jobs: list[Job] = []
     for run in _runs(specs):
         if len(run) == 1:
             jobs.append(await add_job(connection, schema, run[0]))
         else:
-            jobs += await add_jobs(connection, schema, run, read=read)
+            jobs += await add_jobs(connection, schema, run, read=read, idle=transactions.SHORT)
     return jobs
 
 

@@ -11,7 +11,6 @@ installer at work, which we wait for; one that stands still is an old installati
 from __future__ import annotations
 
 import asyncio
-import logging
 import shlex
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
@@ -37,11 +36,11 @@ from graphile_worker.errors import (
     SchemaTooNewError,
     SchemaTooOldError,
 )
+from graphile_worker.logs import library_logger as logger
 
 if TYPE_CHECKING:
     from graphile_worker._db.connect import Connection
 
-logger = logging.getLogger("graphile_worker")
 
 _OLDEST_SERVER = 12
 
@@ -209,7 +208,7 @@ async def _wait_while_it_grows(
             await asyncio.sleep(_POLL)
         elif not waited_for_ledger:
             # A migration may take longer than that: npm's eleventh copies all jobs.
-            async with connection.transaction():
+            async with read_committed(connection):
                 await connection.execute(schema.render(read_statements("migrate.sql")["wait_for_ledger"]))
             waited_for_ledger = True
         else:

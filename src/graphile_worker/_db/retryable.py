@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import random
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import asyncpg
 
 from graphile_worker._db.failures import message_of
+from graphile_worker.logs import library_logger as logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from graphile_worker.logs import AnyLogger
 
-logger = logging.getLogger("graphile_worker")
 T = TypeVar("T")
 
 

@@ -10,6 +10,7 @@ from graphile_worker._db.failures import translated
 from graphile_worker._db.migrate import check_adoptable
 from graphile_worker._db.retryable import retrying
 from graphile_worker.errors import ConfigurationError, DatabaseError, SchemaError, SchemaMissingError
+from graphile_worker.logs import never_raising
 from graphile_worker.payload import MAX_PAYLOAD_SIZE
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Session:
             )
         self.schema = schema
         self.pool = pool
-        self.logger = logger
+        self.logger = never_raising(logger)
         self.max_payload_size = max_payload_size
 
     async def call(

@@ -16,12 +16,13 @@ Statements on a caller's connection can't set anything. Their text qualifies eve
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import asyncpg
 
 from graphile_worker._db.sql import read_statements
+from graphile_worker._db.transactions import transaction
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -69,8 +70,5 @@ async def own_transaction(connection: Connection) -> AsyncIterator[None]:
         yield
 
 
-@asynccontextmanager
-async def _transaction(connection: Connection, settings: str) -> AsyncIterator[None]:
-    async with connection.transaction(isolation="read_committed"):
-        await connection.execute(settings)
-        yield
+def _transaction(connection: Connection, settings: str) -> AbstractAsyncContextManager[None]:
+    return transaction(connection, isolated=True, settings=settings)

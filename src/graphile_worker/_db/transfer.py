@@ -17,6 +17,7 @@ from graphile_worker._db.failures import sentence
 from graphile_worker._db.many import in_order
 from graphile_worker._db.queries import composed
 from graphile_worker._db.sql import Schema, statements_for
+from graphile_worker._db.transactions import STREAMING, transaction
 from graphile_worker.errors import InvalidJobError
 from graphile_worker.job import (
     MOST_IDENTIFIER,
@@ -95,7 +96,7 @@ async def import_lines(
     """Put the jobs in, in one transaction; yields how far it came."""
     jobs = 0
     batches = _batches(lines)
-    async with connection.transaction():
+    async with transaction(connection, idle=STREAMING):
         batch = next(batches, None)
         while batch:
             read = [(number, _read(number, line, new_ids=new_ids)) for number, line in batch]

@@ -13,6 +13,7 @@ from graphile_worker._db.cancellations import settle
 from graphile_worker._db.connect import knows_all_characters, read_committed
 from graphile_worker._db.one_by_one import all_or_each
 from graphile_worker._db.sql import Schema, statements_for
+from graphile_worker._db.transactions import DURATION
 from graphile_worker.liveness import WorkerInfo
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ async def take_dead(
     For `busy` seconds, and some more, nobody else is to sweep them.
     """
     statements = statements_for(schema, _FILE)
-    async with read_committed(connection):
+    async with read_committed(connection, duration=DURATION):
         await connection.execute(statements["do_not_dawdle"])
         if not await connection.fetchval(statements["become_sweeper"], schema.name):
             return []
@@ -211,7 +212,7 @@ async def free(
     async def free_queues(ids: Sequence[int]) -> list[asyncpg.Record]:
         return await connection.fetch(statements["free_queues"], dead, ids)
 
-    async with read_committed(connection):
+    async with read_committed(connection, duration=DURATION):
         await connection.execute(statements["do_not_dawdle"])
         dead = [row["id"] for row in await connection.fetch(statements["lock_dead"], worker_ids)]
         ours = [change for change in changes if change["locked_by"] in dead]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from graphile_worker._runtime.deadline import Deadline
 from graphile_worker._runtime.processes import Processes
 from graphile_worker._runtime.threads import Threads
 from graphile_worker.errors import TaskError, TaskProcessError
+from graphile_worker.logs import library_logger as logger
 from graphile_worker.middleware.base import overriding
 from graphile_worker.outcome import Completed, Failed, Interrupted, unwrapped
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from graphile_worker.outcome import Outcome
 
 COMPLETED = Completed()
-logger = logging.getLogger("graphile_worker")
 
 
 class Executor:

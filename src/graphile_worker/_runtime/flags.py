@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from graphile_worker.errors import ConfigurationError
+from graphile_worker.user_code import StrayExitError, is_being_cancelled, outcome_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,30 +43,40 @@ class ForbiddenFlags:
         if not callable(self._option):
             return self._option
         try:
-            value = self._asking or self._option()
-            if inspect.isawaitable(value):
-                # Results wait for this answer, so only for a moment.
-                self._asking = asyncio.ensure_future(value)
-                if not self._asking.done():
-                    await asyncio.wait([self._asking], timeout=_PATIENCE)
-                if not self._asking.done():
-                    self._asking.add_done_callback(lambda _: self.answered())
-                    return None
-                asking, self._asking = self._asking, None
-                if asking.cancelled():
-                    raise RuntimeError("it was cancelled")  # noqa: TRY301 - as if it had raised that itself
-                value = asking.result()
-            flags = _checked(value)
-        except Exception as error:
+            flags = await self._ask(self._option)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+                raise
             self._asking = None
             if self.error is None:
                 self._logger.warning(
                     "forbidden_flags failed; no jobs are claimed until it works", exc_info=True
                 )
-            self.error = error
+            self.error = error if isinstance(error, Exception) else StrayExitError(error)
             return None
-        self.error = None
+        if flags is not None:
+            self.error = None
         return flags
+
+    async def _ask(self, option: Callable[[], Any]) -> Sequence[str] | None:
+        """What the user's function says; None if it does not say so within a moment: results wait for it."""
+        if self._asking is None:
+            value = option()
+            if not inspect.isawaitable(value):
+                return _checked(value)
+            self._asking = asyncio.ensure_future(outcome_of(lambda: value))
+        if not self._asking.done():
+            await asyncio.wait([self._asking], timeout=_PATIENCE)
+        if not self._asking.done():
+            self._asking.add_done_callback(lambda _: self.answered())
+            return None
+        asking, self._asking = self._asking, None
+        if asking.cancelled():
+            raise RuntimeError("it was cancelled")
+        value, error = asking.result()
+        if error is not None:
+            raise error
+        return _checked(value)
 
     async def close(self) -> None:
         """Do not wait for an answer any more."""

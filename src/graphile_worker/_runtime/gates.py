@@ -85,7 +85,7 @@ class Gates:
             try:
                 room = one.room(task, count)
                 wanted = wanted if room is None else min(wanted, room)
-            except Exception:
+            except BaseException:
                 # To go on claiming is better than to stop for ever.
                 if one not in self._failed:
                     self._failed.add(one)

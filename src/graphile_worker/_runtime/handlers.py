@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,6 +16,7 @@ from graphile_worker.conversion import MisfitError
 from graphile_worker.durations import seconds
 from graphile_worker.errors import BatchError, ConfigurationError, InvalidPayloadError
 from graphile_worker.job import MOST_IDENTIFIER, TIMEOUT_FLAG, check_text
+from graphile_worker.logs import library_logger as logger
 from graphile_worker.outcome import ControlFlow, Fail, Failed, chosen
 from graphile_worker.retry import Failure, check_decision
 from graphile_worker.specs import Specs
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 _PAYLOAD_AND_CONTEXT = 2
 _OF_ONE_KEY = {"str", "int", "float", "bool"}
-logger = logging.getLogger("graphile_worker")
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,11 +13,13 @@ from graphile_worker.errors import ConfigurationError
 from graphile_worker.liveness import Health, parse_address
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
 
     from graphile_worker._db.connect import Pool
     from graphile_worker._runtime.flags import ForbiddenFlags
     from graphile_worker._runtime.notifier import Notifier
+    from graphile_worker._runtime.service import Service
     from graphile_worker._runtime.sidecar import Sidecar
     from graphile_worker._runtime.vitals import Vitals
     from graphile_worker._runtime.worker import Worker
@@ -27,12 +30,19 @@ _PING = 1.0
 _BLOCKED = 5.0
 _HOPELESS = 60.0
 _UNANSWERED = 10.0
+_FAILING = 60.0
+"""After so many seconds a service that fails is shown."""
 _MOST_HEADERS = 16_384
 _REQUEST_TIMEOUT = 5.0
 
 
 class HealthCheck:
-    """Reads from all parts. With an address it answers on the sidecar, also while a task blocks the loop."""
+    """Reads from all parts. With an address it answers on the sidecar, also while a task blocks the loop.
+
+    Args:
+        services: What runs beside the jobs.
+        revive: Called now and then on the worker's event loop, to start again what has ended.
+    """
 
     def __init__(
         self,
@@ -43,6 +53,8 @@ class HealthCheck:
         vitals: Vitals,
         flags: ForbiddenFlags,
         connections: Pool,
+        services: Sequence[Service],
+        revive: Callable[[], None],
         sidecar: Sidecar,
         address: str | int | None,
         logger: ScopedLogger,
@@ -53,6 +65,8 @@ class HealthCheck:
         self._vitals = vitals
         self._flags = flags
         self._connections = connections
+        self._services = services
+        self._revive = revive
         self._sidecar = sidecar
         self._address = None if address is None else parse_address(address)
         self._logger = logger
@@ -105,7 +119,18 @@ class HealthCheck:
             last_heartbeat=None if confirmed is None else round(now - confirmed, 3),
             listening=self._notifier.listens,
             connection_wait=None if congestion is None else round(congestion.seconds, 3),
+            failing=self._failing(),
         )
+
+    def _failing(self) -> Mapping[str, str]:
+        found: dict[str, str] = {}
+        for service in self._services:
+            failing = service.failing
+            if self.phase == "running" and service.has_ended:
+                found[service.name] = "It has ended."
+            elif failing is not None and (seconds := monotonic() - failing.since) >= _FAILING:
+                found[service.name] = f"It has failed for {seconds:.0f} s: {failing.why}"
+        return found
 
     def _state(self, now: float, blocked: float) -> tuple[str, str | None]:  # noqa: PLR0911 - one a state
         asking = self._worker.asking
@@ -123,6 +148,8 @@ class HealthCheck:
             return "exhausted", self._worker.abandoned.reason
         if self._flags.error is not None:
             return "unsure", f"forbidden_flags failed: {self._flags.error!r}."
+        if ended := [service.name for service in self._services if service.has_ended]:
+            return "incomplete", f"Services that have ended: {', '.join(ended)}."
         return "ready", None
 
     async def _watch_loop(self) -> None:
@@ -135,6 +162,8 @@ class HealthCheck:
 
     def _turn(self) -> None:
         self._turned = self._vitals.clock()
+        if self.phase == "running":
+            self._revive()
 
     async def _listen(self, host: str | None, port: int) -> None:
         self._server = await asyncio.start_server(self._answer, host, port, limit=_MOST_HEADERS)

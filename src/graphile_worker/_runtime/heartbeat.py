@@ -15,6 +15,7 @@ from graphile_worker._db.connect import end
 from graphile_worker._db.failures import Trouble, message_of, server_is_down, trouble_of
 from graphile_worker._db.keepalive import keep_alive
 from graphile_worker._db.session_settings import own_transaction
+from graphile_worker.user_code import is_being_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -111,7 +112,9 @@ class Heartbeat:
             self._woken.clear()
             try:
                 await self._beat_once()
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
+            except BaseException as error:
+                if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+                    raise
                 self._complain(error)
                 delay = self._pause
                 self._pause = min(self._pause * 2, _LONGEST_PAUSE)
@@ -260,7 +263,7 @@ class Heartbeat:
     def _statement_on(self, connection: Connection) -> AbstractAsyncContextManager[object]:
         return own_transaction(connection) if self._in_transactions() else nullcontext()
 
-    def _complain(self, error: Exception) -> None:
+    def _complain(self, error: BaseException) -> None:
         self._vitals.server_down = server_is_down(error, is_direct=self._is_direct)
         if self._connection is not None and self._connection.is_closed():
             self._connection = None

@@ -17,6 +17,7 @@ from graphile_worker._db.cancellations import CHANNEL as _CANCELLATION
 from graphile_worker._db.failures import message_of
 from graphile_worker._db.listen import Ear, listening
 from graphile_worker._runtime.service import Service, pause_after
+from graphile_worker.user_code import StrayExitError, is_being_cancelled
 from graphile_worker.wording import without_end
 
 if TYPE_CHECKING:
@@ -115,8 +116,10 @@ class Notifier(Service):
             error: Exception = DeafError("nothing arrives on the connection")
             if ear.closed.is_set():
                 error = ConnectionError("the connection was closed")
-        except Exception as raised:  # noqa: BLE001 - whatever it is, there is polling
-            error = raised
+        except BaseException as raised:
+            if isinstance(raised, asyncio.CancelledError) and is_being_cancelled():
+                raise
+            error = raised if isinstance(raised, Exception) else StrayExitError(raised)
         self._events.emit(event.PoolListenError(worker_pool=self._pool, error=error, client=client))
         self.tried.set()
         return self._pause(error)

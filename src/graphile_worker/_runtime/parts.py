@@ -91,6 +91,8 @@ class Parts:
         self._scheduler = self._make_scheduler()
         self.notifier = self._make_notifier(on_migration)
         self._stale_locks = self._make_stale_locks(check_revisions)
+        found = (self.worker, self._cancelling, self._scheduler, self._stale_locks, self.notifier)
+        self._services = [service for service in (*found, self._sweeping) if service is not None]
         self.health = HealthCheck(
             pool=self.pool,
             worker=self.worker,
@@ -98,6 +100,8 @@ class Parts:
             vitals=self._vitals,
             flags=self._flags,
             connections=self.session.pool,
+            services=self._services,
+            revive=self._revive,
             sidecar=self._sidecar,
             address=options.health,
             logger=self.logger,
@@ -250,6 +254,18 @@ class Parts:
             self._scheduler.start()
         if self._options.listen:
             self.notifier.start()
+
+    def _revive(self) -> None:
+        """Start services again that have ended, such as one whose task was cancelled by mistake."""
+        # If the event loop is being closed all tasks are cancelled, and the worker's too.
+        if self.worker.has_ended or self.worker.is_being_cancelled:
+            return
+        for service in self._services:
+            if service.has_ended and service is not self._sweeping:  # that is at home on the sidecar
+                self.logger.error(
+                    "The %s has ended, though it was not told to: it starts again", service.name
+                )
+                service.start()
 
     def end_schedule(self) -> None:
         """Add no more jobs of recurring tasks."""

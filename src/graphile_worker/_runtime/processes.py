@@ -40,6 +40,7 @@ from graphile_worker._runtime.wire import (
 from graphile_worker.durations import shown
 from graphile_worker.errors import TaskError, TaskProcessError
 from graphile_worker.liveness import since_boot
+from graphile_worker.logs import report_lost_record
 from graphile_worker.payload import decode_payload, encode_stored
 
 if TYPE_CHECKING:
@@ -301,10 +302,13 @@ class Processes:
         return Answer(asked.number, value, None)
 
     def _log(self, carried: bytes) -> None:
-        record, own = record_of(carried), self._logger()
-        logger = own if record.name == own.name else logging.getLogger(record.name)
-        if logger.isEnabledFor(record.levelno):
-            logger.handle(record)
+        try:
+            record, own = record_of(carried), self._logger()
+            logger = own if record.name == own.name else logging.getLogger(record.name)
+            if logger.isEnabledFor(record.levelno):
+                logger.handle(record)
+        except BaseException as error:  # noqa: BLE001 - the job whose record this is goes on
+            report_lost_record(error)
 
     def _logger(self) -> logging.Logger:
         logger: Any = self._surroundings.logger

@@ -16,7 +16,8 @@ from graphile_worker import events as event
 from graphile_worker._db import crontabs as database
 from graphile_worker._db.crontabs import Due
 from graphile_worker._db.failures import is_about_content, without_details
-from graphile_worker._runtime.service import Service, pause_after
+from graphile_worker._runtime.cron_adding import add_through
+from graphile_worker._runtime.service import Failing, Service, pause_after
 from graphile_worker.errors import DatabaseError, GraphileWorkerError, InvalidJobError
 from graphile_worker.wording import counted, some
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from graphile_worker._db.crontabs import KnownCrontab
     from graphile_worker._db.session import Session
     from graphile_worker._runtime.clock import Clock
+    from graphile_worker._runtime.cron_adding import Around
     from graphile_worker.client import WorkerUtils
     from graphile_worker.cron import CronItem
     from graphile_worker.emitter import Events
@@ -97,6 +99,7 @@ class Scheduler(Service):
         self._owed: dict[int, datetime] = {}  # since when, by the places of items that were refused
         self._refused: dict[int, datetime] = {}  # the same, in this tick
         self._waits_since: float | None = None
+        self._asks_since: float | None = None
 
     def announce(self) -> None:
         """Say what there is, which items this worker cannot run itself, and which ones nobody can."""
@@ -124,6 +127,7 @@ class Scheduler(Service):
                 self._next = await self._begin()
             await self._catch_up(self._next)
         except DatabaseError as error:
+            self.complain(error)
             self._in_vain += 1
             self._waits_since = self._waits_since or monotonic()
             if self._in_vain == 1:
@@ -245,11 +249,11 @@ class Scheduler(Service):
             yield from item.occurrences(first - _MINUTE, last)
             return
         failures = 0
-        why: Exception | None = None
+        why: BaseException | None = None
         while first <= last:  # as a rule it is one minute, or a few, and then to ask for each is faster
             try:
                 is_due = item.matches(first)
-            except Exception as error:  # noqa: BLE001 - a function of the user's: others are not to suffer
+            except BaseException as error:  # noqa: BLE001 - a function of the user's: others are not to suffer
                 failures, why = failures + 1, why or error
             else:
                 if is_due:
@@ -268,9 +272,9 @@ class Scheduler(Service):
     async def _add(self, chunk: list[Due]) -> list[Due]:
         schema = self._session.schema
         try:
-            return await self._session.call(
-                lambda on: database.schedule(on, schema, chunk, self._around), attempts=1
-            )
+            if self._around is not None:
+                return await self._add_through(self._around, chunk)
+            return await self._session.call(lambda on: database.schedule(on, schema, chunk), attempts=1)
         except Exception as error:
             if isinstance(error, DatabaseError) and not is_about_content(error.__cause__):
                 raise
@@ -280,8 +284,22 @@ class Scheduler(Service):
                 return []
         return [due for one in apart for due in await self._add(one)]
 
+    async def _add_through(self, middleware: Around, chunk: list[Due]) -> list[Due]:
+        self._asks_since = monotonic()
+        try:
+            return await add_through(middleware, self._session, chunk, self.logger)
+        finally:
+            self._asks_since = None
+
+    @property
+    def failing(self) -> Failing | None:
+        """Also if middleware does not return."""
+        since = self._asks_since
+        return super().failing if since is None else Failing(since, "A middleware's enqueue does not return.")
+
     def _owe(self, due: Due, error: Exception) -> None:
         """That one, and all after it, are to be added with those of the next minute."""
+        self.complain(error)
         self._refused[due.place] = due.minute
         without_details(error)  # they may quote a whole row
         self.logger.error(

@@ -105,8 +105,10 @@ class Slots:
         self._ended[run.held] = run
         self._free.append(run.slot)
         run.outcome = type(outcome)
-        tell_ended(self._events, run, outcome)
-        self._on_end(run.held, outcome)
+        try:
+            tell_ended(self._events, run, outcome)
+        finally:  # or the job would stay locked by a worker that has forgotten it
+            self._on_end(run.held, outcome)
 
     def fence(self, ours: Callable[[str | None], bool]) -> None:
         """Stop what runs and is not ours any more: jobs of tasks for which that does not hold."""

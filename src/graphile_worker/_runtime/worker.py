@@ -341,12 +341,16 @@ class Worker(Service):
 
     def _take_in(self, exchange: UnderWay, answer: Answer) -> None:
         try:
-            reply = answer.read()
-        except Exception as error:
+            self._take_in_reply(exchange, answer.read())
+        except BaseException as error:
             # What it claimed can only be found out by asking again, on another connection.
             self._exchanger.abandon()
             self._not_answered(exchange, error)
-            raise OutageError(error, unknown=True) from error
+            if isinstance(error, Exception):
+                raise OutageError(error, unknown=True) from error
+            raise
+
+    def _take_in_reply(self, exchange: UnderWay, reply: Reply) -> None:
         self._weather.answered()
         if self._exchanger.holds_session:
             self._vitals.exchanged(exchange.alive)

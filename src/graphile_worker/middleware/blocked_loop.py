@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sys
 import threading
@@ -15,6 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from graphile_worker.durations import seconds, shown
+from graphile_worker.logs import library_logger as logger
 from graphile_worker.middleware.base import Middleware
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ _LOOKS = 4
 """How often to look in the time for which the event loop may be blocked."""
 _JOB: ContextVar[JobContext[Any] | None] = ContextVar("graphile_worker_job_on_the_loop", default=None)
 """The job, for the tasks of asyncio's that it starts, too."""
-logger = logging.getLogger("graphile_worker")
 
 
 class BlockedLoop(Middleware):
