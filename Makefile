@@ -17,10 +17,11 @@ demo: $(STAMP) ## Run jobs on an embedded PostgreSQL: from SQL, again, in order,
 	@$(BIN)/python examples/demo.py
 
 test: $(STAMP) peers ## Run the tests that take a few minutes at most
-	$(BIN)/pytest -m "not slow" --durations=10 $(IN_PARALLEL)
+	$(BIN)/pytest -m "not slow and not older" --durations=10 $(IN_PARALLEL)
 
-test-all: $(STAMP) peers ## Run the tests that take longer
-	$(BIN)/pytest -m slow --durations=10 $(IN_PARALLEL)
+test-all: $(STAMP) peers ## Run the tests that take longer, and all of them on older PostgreSQLs
+	$(BIN)/pytest -m "older and not slow" --durations=10 $(IN_PARALLEL)
+	$(BIN)/pytest -m slow --durations=10
 
 bench: $(STAMP) bench-peers ## Compare with other queues, in 15 minutes; in 2 with QUICK=1
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)

@@ -37,7 +37,7 @@ def _by_age() -> list[object]:
     default, *others = installations()
     return [
         pytest.param(default, id=default.name),
-        *(pytest.param(found, id=found.name, marks=pytest.mark.slow) for found in others),
+        *(pytest.param(found, id=found.name, marks=pytest.mark.older) for found in others),
     ]
 
 
