@@ -6,11 +6,14 @@ import asyncio
 import http.client
 import json
 import socket
+import sys
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
+import psutil
 import pytest
 
 from graphile_worker import ConfigurationError, run
@@ -118,7 +121,93 @@ async def test_one_whose_flags_cannot_be_told_is_not_ready(database: str) -> Non
         assert "oops" in (runner.health().reason or "")
 
 
+AT_THE_LIMIT = """
+import asyncio, json, logging, os, resource, sys
+from graphile_worker import run
+
+async def task(payload): pass
+
+async def main():
+    logging.basicConfig(level=logging.INFO, format="%(name)s %(message)s", stream=sys.stdout)
+    runner = await run({"task": task}, sys.argv[1], health=int(sys.argv[2]), handle_signals=False)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+    taken = []
+    try:
+        while True:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        print("full", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    for number in taken:
+        os.close(number)
+    print("free", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    await runner.stop()
+
+asyncio.run(main())
+"""
+
+
 class TestOverHttp:
+    async def test_300_idle_connections_keep_no_one_from_an_answer(self, database: str, port: int) -> None:
+        async with running({"task": nothing}, database, health=port):
+            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
+            try:
+                assert (await asyncio.to_thread(ask, port, "/live"))[0] == 200
+                open_ones = [fd for fd in psutil.Process().net_connections() if fd.laddr[1:] == (port,)]
+                accepted = [one for one in open_ones if one.status == psutil.CONN_ESTABLISHED]
+                assert len(accepted) <= health_module._MOST_CONNECTIONS + 1
+            finally:
+                for _, writer in idle:
+                    writer.transport.abort()
+
+    async def test_one_that_sends_its_request_too_slowly_is_cut_off(
+        self, database: str, port: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(health_module, "_REQUEST_TIMEOUT", 0.1)
+        async with running({"task": nothing}, database, health=port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /live")
+            async with asyncio.timeout(20):
+                assert await reader.read() == b""
+            writer.close()
+
+    async def test_without_file_descriptors_it_says_so_once(self, database: str, port: int) -> None:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", AT_THE_LIMIT, database, str(port)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(60):
+                lines: list[str] = []
+                while "full" not in lines:
+                    lines.append((await process.stdout.readline()).decode().strip())
+                for attempt in range(3):  # each one is tried again after a second
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                    while attempt == 0 and "cannot accept connections" not in lines[-1]:
+                        lines.append((await process.stdout.readline()).decode().strip())
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(1.5):
+                        while True:
+                            lines.append((await process.stdout.readline()).decode().strip())
+                said = [line for line in lines if "Too many open files" in line or "accept" in line]
+                assert len(said) == 1, said
+                process.stdin.write(b"\n")
+                while "free" not in lines:
+                    lines.append((await process.stdout.readline()).decode().strip())
+                writer.close()
+                assert (await asyncio.to_thread(ask, port, "/live"))[0] == 200
+                process.stdin.write(b"\n")
+                assert await process.wait() == 0
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
     async def test_live_and_ready(self, database: str, port: int) -> None:
         async with running({"task": nothing}, database, health=port):
             for path in ("/", "/live", "/ready", "/ready?verbose"):

@@ -79,6 +79,10 @@ class RelayedLogger(ScopedLogger):
         write = super().log
         self._relay(lambda: write(level, msg, *args, **kwargs))
 
+    def scope(self, **extra: object) -> RelayedLogger:
+        """The same logger with more to say in each record."""
+        return RelayedLogger(self.logger, {**self.extra, **extra}, self._relay)
+
 
 library_logger = ScopedLogger(logging.getLogger("graphile_worker"), {})
 """For modules that are given no logger."""

@@ -8,7 +8,6 @@ step or failover. And so whoever was away for a while begins to observe anew.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -17,6 +16,7 @@ from graphile_worker._db import workers as database
 from graphile_worker._db.workers import Freed, Suspect
 from graphile_worker.liveness import Recovered, Recovery, since_boot
 from graphile_worker.outcome import storable
+from graphile_worker.user_code import call_user_code
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -282,8 +282,7 @@ class Sweeper:
         if self.policy.on_recovery is not None:
             try:
                 async with asyncio.timeout(_HOOK_PATIENCE):
-                    answer = self.policy.on_recovery(job, worker)
-                    decision = await answer if inspect.isawaitable(answer) else answer
+                    decision = await call_user_code(self.policy.on_recovery, job, worker)
                 if not isinstance(decision, Recovery | None):
                     raise TypeError(f"on_recovery returned {decision!r}, which is no Recovery")  # noqa: TRY301
             except Exception:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from contextlib import suppress
+from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -34,6 +36,11 @@ _FAILING = 60.0
 """After so many seconds a service that fails is shown."""
 _MOST_HEADERS = 16_384
 _REQUEST_TIMEOUT = 5.0
+_MOST_CONNECTIONS = 64
+"""How many may be open at once. Another one takes the place of the oldest that has not asked yet."""
+_BACKLOG = 32
+_COMPLAINT_INTERVAL = 60.0
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class HealthCheck:
@@ -75,6 +82,8 @@ class HealthCheck:
         """When the event loop was last seen to turn, while somebody watches that."""
         self._serving: list[Future[None]] = []
         self._server: asyncio.Server | None = None
+        self._connections: dict[asyncio.StreamWriter, None] = {}
+        self._complained: float | None = None
         self.phase = "starting"
 
     async def start(self) -> None:
@@ -166,18 +175,40 @@ class HealthCheck:
             self._revive()
 
     async def _listen(self, host: str | None, port: int) -> None:
-        self._server = await asyncio.start_server(self._answer, host, port, limit=_MOST_HEADERS)
+        asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
+        self._server = await asyncio.start_server(
+            self._answer, host, port, limit=_MOST_HEADERS, backlog=_BACKLOG
+        )
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Say once a minute that no connection can be accepted: asyncio says it a hundred times a second."""
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in _EXHAUSTED and "socket" in context):
+            loop.default_exception_handler(context)
+            return
+        now = monotonic()
+        if self._complained is None or now - self._complained >= _COMPLAINT_INTERVAL:
+            self._complained = now
+            say = partial(self._logger.error, "The health port cannot accept connections: %s", error)
+            with suppress(RuntimeError):  # the worker's loop was closed
+                self._loop.call_soon_threadsafe(say)
 
     async def _close(self) -> None:
         assert self._server is not None  # noqa: S101 - for the type checker
         self._server.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= _MOST_CONNECTIONS:
+            oldest = next(iter(self._connections))
+            del self._connections[oldest]
+            oldest.transport.abort()
+        self._connections[writer] = None
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             async with asyncio.timeout(_REQUEST_TIMEOUT):
                 request = await reader.readuntil(b"\r\n\r\n")
                 writer.write(self._response(request))
                 await writer.drain()
+        self._connections.pop(writer, None)
         writer.close()
 
     def _response(self, request: bytes) -> bytes:

@@ -6,10 +6,12 @@ import asyncio
 import logging
 import secrets
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from graphile_worker import __version__
 from graphile_worker._db.connect import Pool
+from graphile_worker._db.dialled import DialledConnection
 from graphile_worker._db.session import Session
 from graphile_worker._runtime.abandoned import AbandonedThreads
 from graphile_worker._runtime.cancelling import Cancelling
@@ -24,6 +26,7 @@ from graphile_worker._runtime.job_log import JobLog
 from graphile_worker._runtime.lifeline import Lifeline
 from graphile_worker._runtime.notifier import Notifier
 from graphile_worker._runtime.processes import Processes
+from graphile_worker._runtime.relay import Relay
 from graphile_worker._runtime.scheduler import Scheduler
 from graphile_worker._runtime.sidecar import Sidecar
 from graphile_worker._runtime.stale_locks import StaleLocks
@@ -34,7 +37,7 @@ from graphile_worker.client import WorkerUtils, find_schema
 from graphile_worker.context import Surroundings
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.events import WorkerPool
-from graphile_worker.logs import ScopedLogger
+from graphile_worker.logs import RelayedLogger, ScopedLogger
 from graphile_worker.recovery import Policy, Sweeper
 
 if TYPE_CHECKING:
@@ -206,13 +209,24 @@ class Parts:
         options = self._options
         if options.terms is None:
             return None
+        relay = Relay()
         policy = Policy(
             delay=options.recovery_delay,
             refund=options.refund_attempt_on_recovery,
-            on_recovery=options.on_recovery,
+            # The user's code expects the worker's event loop.
+            on_recovery=options.on_recovery and partial(relay.run, options.on_recovery),
         )
-        sweeper = Sweeper(session=self.session, name=self.pool.id, own_id=self.pool.id, policy=policy)
-        return Sweeping(pool=self.pool, sweeper=sweeper, events=options.events, logger=self.logger)
+        logger = RelayedLogger(self.logger.logger, self.logger.extra, relay.call)
+        connection = DialledConnection(self.session.pool)
+        session = Session(self.session.schema, connection, logger)
+        return Sweeping(
+            pool=self.pool,
+            sweeper=Sweeper(session=session, name=self.pool.id, own_id=self.pool.id, policy=policy),
+            connection=connection,
+            relay=relay,
+            events=options.events,
+            logger=logger,
+        )
 
     def _make_scheduler(self) -> Scheduler | None:
         options = self._options
@@ -234,6 +248,8 @@ class Parts:
         self._sidecar.start()
         await self.health.start()
         await self._lifeline.start()
+        if self._sweeping is not None:
+            await self._sweeping.find_out()
         await self.worker.connect()
         await self._cancelling.look()  # before we claim what was cancelled while nobody worked
         if self._options.once:
@@ -246,7 +262,7 @@ class Parts:
         self.worker.start()
         self._cancelling.start()
         if self._sweeping is not None:
-            self._sweeping.start()
+            self._sidecar.call(self._sweeping.start)
         if not self._options.once:
             self._stale_locks.start()
         if self._scheduler is not None:
@@ -261,11 +277,12 @@ class Parts:
         if self.worker.has_ended or self.worker.is_being_cancelled:
             return
         for service in self._services:
-            if service.has_ended and service is not self._sweeping:  # that is at home on the sidecar
-                self.logger.error(
-                    "The %s has ended, though it was not told to: it starts again", service.name
-                )
-                service.start()
+            if service.has_ended:
+                self.logger.error("The %s ended without being told to, and starts again", service.name)
+                if service is self._sweeping:
+                    self._sidecar.call(service.start)
+                else:
+                    service.start()
 
     def end_schedule(self) -> None:
         """Add no more jobs of recurring tasks."""
@@ -279,8 +296,8 @@ class Parts:
         await self.notifier.stop()
         await self._stale_locks.stop()
         await self._cancelling.stop()
-        if self._sweeping is not None:
-            await self._sweeping.stop()
+        if self._sweeping is not None and self.health.phase != "starting":
+            await self._sidecar.run(self._sweeping.stop())
         await self._flags.close()
         await self.worker.end()
         await self._let_go()

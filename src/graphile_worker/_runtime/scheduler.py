@@ -295,7 +295,8 @@ class Scheduler(Service):
     def failing(self) -> Failing | None:
         """Also if middleware does not return."""
         since = self._asks_since
-        return super().failing if since is None else Failing(since, "A middleware's enqueue does not return.")
+        waiting = None if since is None else Failing(since, "A middleware's enqueue does not return.")
+        return super().failing or waiting
 
     def _owe(self, due: Due, error: Exception) -> None:
         """That one, and all after it, are to be added with those of the next minute."""
