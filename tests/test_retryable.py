@@ -88,7 +88,7 @@ async def failing_trigger(db: asyncpg.Connection, times: int) -> None:
         create sequence failures;
         create function fail() returns trigger language plpgsql as $$
         begin
-          if nextval('failures') <= {times} then
+          if nextval('public.failures') <= {times} then
             raise exception 'try again' using errcode = 'serialization_failure';
           end if;
           return new;

@@ -452,7 +452,7 @@ class TestBackfilling:
         await desk.db.execute("""
             create sequence inserts;
             create function count_it() returns trigger language plpgsql as
-              $$ begin perform nextval('inserts'); return null; end $$;
+              $$ begin perform nextval('public.inserts'); return null; end $$;
             create trigger count_it after insert on graphile_worker._private_jobs
               for each statement execute function count_it();
         """)
@@ -936,8 +936,8 @@ class TestDeclaring:
 WEATHER = """
   create table weather (kind text);
   insert into weather values ('good');
-  create function strike() returns trigger language plpgsql set search_path = public as $$
-  declare kind text := (select weather.kind from weather);
+  create function strike() returns trigger language plpgsql as $$
+  declare kind text := (select weather.kind from public.weather);
   begin
     if kind = 'full' and tg_when = 'BEFORE' then raise disk_full; end if;
     if kind = 'refused' and tg_when = 'BEFORE' then raise check_violation; end if;

@@ -14,10 +14,12 @@ import pytest
 
 from graphile_worker import (
     App,
+    DatabaseError,
     Fail,
     JobContext,
     JobSpec,
     Retry,
+    SchemaError,
     Snooze,
     WorkerUtils,
     doctor,
@@ -423,6 +425,24 @@ async def test_user_code_keeps_its_own_path(database: str) -> None:
                     assert await own.fetchval("show search_path") == "pg_catalog, pg_temp"
 
     assert set(seen) == {"mine, public"}
+
+
+async def test_a_trigger_that_relies_on_the_path_is_told_what_to_do(
+    db: asyncpg.Connection, database: str
+) -> None:
+    await db.execute("""
+        create table audit (id bigint);
+        create function audit() returns trigger language plpgsql as
+          'begin insert into audit values (new.id); return null; end';
+        create trigger audit after insert on graphile_worker._private_jobs
+          for each row execute function audit()""")
+    async with WorkerUtils(database) as utils:
+        with pytest.raises(DatabaseError, match=r'"audit" does not exist.*qualify its name') as raised:
+            await utils.add_job("t")
+        assert not isinstance(raised.value, SchemaError)
+        await db.execute("alter function audit set search_path = public")
+        job = await utils.add_job("t")
+    assert await db.fetchval("select id from audit") == job.id
 
 
 # Casts whose name is not a keyword have a type that is looked up, so that a domain could stand for it.

@@ -82,7 +82,7 @@ class HealthCheck:
         """When the event loop was last seen to turn, while somebody watches that."""
         self._serving: list[Future[None]] = []
         self._server: asyncio.Server | None = None
-        self._connections: dict[asyncio.StreamWriter, None] = {}
+        self._clients: dict[asyncio.StreamWriter, None] = {}
         self._complained: float | None = None
         self.phase = "starting"
 
@@ -198,17 +198,17 @@ class HealthCheck:
         self._server.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= _MOST_CONNECTIONS:
-            oldest = next(iter(self._connections))
-            del self._connections[oldest]
+        if len(self._clients) >= _MOST_CONNECTIONS:
+            oldest = next(iter(self._clients))
+            del self._clients[oldest]
             oldest.transport.abort()
-        self._connections[writer] = None
+        self._clients[writer] = None
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             async with asyncio.timeout(_REQUEST_TIMEOUT):
                 request = await reader.readuntil(b"\r\n\r\n")
                 writer.write(self._response(request))
                 await writer.drain()
-        self._connections.pop(writer, None)
+        self._clients.pop(writer, None)
         writer.close()
 
     def _response(self, request: bytes) -> bytes:
