@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
-from graphile_worker._db.connect import Pool, end, read_committed
+from graphile_worker._db.connect import Pool, end
 from graphile_worker._db.keepalive import keep_alive
+from graphile_worker._db.session_settings import own_transaction
 from graphile_worker.errors import ConfigurationError, GraphileWorkerError
 
 if TYPE_CHECKING:
@@ -26,15 +27,15 @@ class DialledConnection(Pool):
     """
 
     def __init__(self, like: Pool) -> None:
-        super().__init__(max_size=1, prepared_statements=like.prepared_statements)
+        super().__init__(max_size=1)
         self._like = like
-        self._dial: Callable[[], Awaitable[asyncpg.Connection]] | None = None
+        self._dialler: Callable[[], Awaitable[asyncpg.Connection]] | None = None
         self._connection: asyncpg.Connection | None = None
         self._turn = asyncio.Lock()
 
     async def find_out(self) -> None:
         """Learn how to connect; on the event loop of the other pool."""
-        self._dial = await self._like.dialler()
+        self._dialler = await self._like.dialler()
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
@@ -42,12 +43,12 @@ class DialledConnection(Pool):
         async with self._turn:
             connection, self._connection = self._connection, None
             if connection is None or connection.is_closed():
-                connection = await self._connect()
+                connection = await self._open_connection()
             try:
-                if self.prepared_statements:
+                if self._like.prepared_statements:
                     yield connection
                 else:
-                    async with read_committed(connection):  # see Pool.connection
+                    async with own_transaction(connection):  # see Pool.connection
                         yield connection
             except (asyncpg.PostgresError, GraphileWorkerError):
                 self._connection = connection  # the statement failed, the connection is fine
@@ -63,9 +64,9 @@ class DialledConnection(Pool):
         if connection is not None:
             await end(connection)
 
-    async def _connect(self) -> asyncpg.Connection:
-        if self._dial is None:
+    async def _open_connection(self) -> asyncpg.Connection:
+        if self._dialler is None:
             raise ConfigurationError("It is not known yet how to connect.")
-        connection = await self._dial()
+        connection = await self._dialler()
         keep_alive(connection)
         return connection
