@@ -116,7 +116,10 @@ async def test_npm_finds_nothing_to_do_on_our_schema(database: str) -> None:
 
 async def test_our_installer_leaves_npms_functions_as_they_are(empty_database: str) -> None:
     await node.install("0.18.0", empty_database)
-    bodies = "select array_agg(md5(prosrc) order by proname) from pg_proc where proname like 'add_job%'"
+    bodies = """select array_agg(proname || md5(prosrc) || coalesce(proconfig::text, '') order by proname)
+        from pg_proc where pronamespace = 'graphile_worker'::regnamespace and proname = any (array[
+          'add_job', 'add_jobs', 'remove_job', 'complete_jobs', 'permanently_fail_jobs', 'reschedule_jobs',
+          'force_unlock_workers'])"""
     connection = await asyncpg.connect(empty_database)
     before = await connection.fetchval(bodies)
 
