@@ -121,8 +121,18 @@ async def test_one_whose_flags_cannot_be_told_is_not_ready(database: str) -> Non
         assert "oops" in (runner.health().reason or "")
 
 
+async def read_until(stream: asyncio.StreamReader, text: str, lines: list[str] | None = None) -> list[str]:
+    """The lines that a program prints until one contains the text."""
+    lines = [] if lines is None else lines
+    while not any(text in line for line in lines):
+        line = await stream.readline()
+        assert line, f"ended before {text!r}: {lines}"
+        lines.append(line.decode().strip())
+    return lines
+
+
 AT_THE_LIMIT = """
-import asyncio, json, logging, os, resource, sys
+import asyncio, logging, os, resource, sys
 from graphile_worker import run
 
 async def task(payload): pass
@@ -130,6 +140,8 @@ async def task(payload): pass
 async def main():
     logging.basicConfig(level=logging.INFO, format="%(name)s %(message)s", stream=sys.stdout)
     runner = await run({"task": task}, sys.argv[1], health=int(sys.argv[2]), handle_signals=False)
+    told = asyncio.ensure_future(asyncio.to_thread(sys.stdin.readline))
+    await asyncio.sleep(0)  # it has begun: to begin a thread takes descriptors
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
     taken = []
     try:
@@ -137,7 +149,7 @@ async def main():
             taken.append(os.open(os.devnull, os.O_RDONLY))
     except OSError:
         print("full", flush=True)
-    await asyncio.to_thread(sys.stdin.readline)
+    await told
     for number in taken:
         os.close(number)
     print("free", flush=True)
@@ -183,22 +195,16 @@ class TestOverHttp:
         assert process.stdout is not None
         try:
             async with asyncio.timeout(60):
-                lines: list[str] = []
-                while "full" not in lines:
-                    lines.append((await process.stdout.readline()).decode().strip())
-                for attempt in range(3):  # each one is tried again after a second
-                    _, writer = await asyncio.open_connection("127.0.0.1", port)
-                    while attempt == 0 and "cannot accept connections" not in lines[-1]:
-                        lines.append((await process.stdout.readline()).decode().strip())
+                lines = await read_until(process.stdout, "full")
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                lines += await read_until(process.stdout, "cannot accept connections")
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(1.5):
-                        while True:
-                            lines.append((await process.stdout.readline()).decode().strip())
-                said = [line for line in lines if "Too many open files" in line or "accept" in line]
+                    async with asyncio.timeout(1.5):  # to accept it is tried again after a second
+                        await read_until(process.stdout, "nothing", lines)
+                said = [line for line in lines if "accept" in line]
                 assert len(said) == 1, said
                 process.stdin.write(b"\n")
-                while "free" not in lines:
-                    lines.append((await process.stdout.readline()).decode().strip())
+                await read_until(process.stdout, "free")
                 writer.close()
                 assert (await asyncio.to_thread(ask, port, "/live"))[0] == 200
                 process.stdin.write(b"\n")
