@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import math
 import os
 import re
 import signal
@@ -395,9 +396,20 @@ class TestPrettyLog:
     def test_what_json_cannot_write_is_written_as_text(self) -> None:
         itself: list[object] = []
         itself.append(itself)
-        line = logs.JsonFormatter().format(self.record(logging.INFO, "Look", itself=itself, keys={(1, 2): 3}))
-        assert json.loads(line)["itself"] == "[[...]]"
-        assert json.loads(line)["keys"] == "{(1, 2): 3}"
+        extras = {"itself": itself, "keys": {(1, 2): 3}, "ratio": math.nan, "job_id": 7, "good": [1, None]}
+        line = logs.JsonFormatter().format(self.record(logging.INFO, "Look", **extras))
+        found = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+        written = {"itself": "[[...]]", "keys": "{(1, 2): 3}", "ratio": "nan", "job_id": 7, "good": [1, None]}
+        assert {name: found[name] for name in extras} == written
+
+    def test_value_that_has_no_text_does_not_lose_the_record(self) -> None:
+        class Mute:
+            def __str__(self) -> str:
+                raise AttributeError("not loaded")
+
+        record = self.record(logging.INFO, "Look", order=Mute())
+        assert json.loads(logs.JsonFormatter().format(record))["order"] == "<Mute>"
+        assert logs.TextFormatter(with_process=False).format(record).endswith("Look order=<Mute>")
 
     def test_plain_where_nobody_sees_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "stderr", io.StringIO())
