@@ -206,6 +206,17 @@ class TestDev:
             await running.until("Worker connected, and looking for jobs of: hello")
             assert "The database is that of shop:app" in running.text
 
+    async def test_app_that_adds_a_job_when_it_is_imported_runs(self, tmp_path: Path, database: str) -> None:
+        (tmp_path / "shop.py").write_text(
+            f"from graphile_worker import App\napp = App(dsn={database!r})\n"
+            "@app.task\nasync def hello() -> None: ...\n"
+            "hello.enqueue_sync()\n"
+        )
+        async with program(
+            COMMAND, "dev", "shop:app", folder=tmp_path, environment=environment(), with_errors=True
+        ) as running:
+            await running.until("Completed job")
+
     @pytest.mark.parametrize("named", [("shop:app",), ()], ids=["app", "folder"])
     async def test_it_tells_of_failures_a_blocked_loop_and_jobs_without_a_worker(
         self, tmp_path: Path, database: str, db: asyncpg.Connection, named: tuple[str, ...]

@@ -181,6 +181,7 @@ def _watch_loop(app: App) -> None:
     """Add what warns of a blocked event loop, unless the app has it."""
     given = app.settings["middleware"]
     if not any(isinstance(one, BlockedLoop) for one in given):
+        app.close_sync()  # an import may have added jobs; connections that are open cannot be configured
         app.configure(middleware=[BlockedLoop(), *given])
 
 
