@@ -805,7 +805,7 @@ class TestDying:
             pulse = cast("Any", runner)._parts._processes._pulse
             while lives(pid):
                 pulse.beat(since_boot() - 3600)
-                time.sleep(0.001)  # noqa: ASYNC251 - the event loop stands still, as in a freeze
+                time.sleep(0.001)  # the event loop stands still, as in a freeze
             monkeypatch.setattr(loop, "time", lambda: measure() + 3600)
             ended = ("job:interrupted", "job:error")
             await until(lambda: _is(lambda: any(heard.counts[name] for name in ended)), "the job has ended")

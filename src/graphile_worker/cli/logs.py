@@ -62,7 +62,7 @@ def _extras_of(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _text(value: object) -> str:
-    """Return ``str(value)``, or the name of its type if that fails: the rest of the record is still logged."""
+    """Return ``str(value)``, or the name of its type if that fails, so that the record is still logged."""
     try:
         return str(value)
     except Exception:  # noqa: BLE001 - it comes from a method of the value
