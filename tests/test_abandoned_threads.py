@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from graphile_worker import Drained, WorkerUtils, run_once, task
+from graphile_worker import Drained, TaskTimeoutError, WorkerUtils, run_once, task
 from graphile_worker._runtime import deadline
 from graphile_worker._runtime.abandoned import AbandonedThreads
 from support.waiting import until
@@ -99,6 +100,29 @@ async def test_run_once_returns_though_threads_go_on(database: str) -> None:
     assert summary == Drained(0, stubborn.begun)
     async with WorkerUtils(database) as utils:
         assert (await utils.stats()).ready == JOBS - stubborn.begun > 0
+
+
+async def test_logging_that_fails_changes_neither_the_count_nor_the_outcome(database: str) -> None:
+    stubborn, heard, library = Stubborn(), Heard(), logging.getLogger("graphile_worker")
+    broken = Broken()
+    library.addFilter(broken)
+    try:
+        await add_jobs(database)
+        async with running(stubborn.tasks, database, heard=heard, concurrency=4) as runner:
+            await until(lambda: _is(lambda: not runner.health().live), "the worker is not live")
+            await until(lambda: _is(lambda: heard.counts["job:error"] >= 4), "the jobs have failed")
+            stubborn.release.set()
+            await until(lambda: _is(lambda: runner.health().abandoned == 0), "all threads are counted off")
+    finally:
+        stubborn.release.set()
+        library.removeFilter(broken)
+    errors = {type(failed.error) for failed in heard.named("job:error")}
+    assert errors == {TaskTimeoutError}
+
+
+class Broken(logging.Filter):
+    def filter(self, _record: logging.LogRecord) -> bool:
+        raise OSError("the log server is away")
 
 
 def test_limit_is_the_concurrency_and_at_least_four() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import math
 import os
 import re
 import signal
@@ -205,6 +206,17 @@ class TestDev:
             await running.until("Worker connected, and looking for jobs of: hello")
             assert "The database is that of shop:app" in running.text
 
+    async def test_app_that_adds_a_job_when_it_is_imported_runs(self, tmp_path: Path, database: str) -> None:
+        (tmp_path / "shop.py").write_text(
+            f"from graphile_worker import App\napp = App(dsn={database!r})\n"
+            "@app.task\nasync def hello() -> None: ...\n"
+            "hello.enqueue_sync()\n"
+        )
+        async with program(
+            COMMAND, "dev", "shop:app", folder=tmp_path, environment=environment(), with_errors=True
+        ) as running:
+            await running.until("Completed job")
+
     @pytest.mark.parametrize("named", [("shop:app",), ()], ids=["app", "folder"])
     async def test_it_tells_of_failures_a_blocked_loop_and_jobs_without_a_worker(
         self, tmp_path: Path, database: str, db: asyncpg.Connection, named: tuple[str, ...]
@@ -395,9 +407,20 @@ class TestPrettyLog:
     def test_what_json_cannot_write_is_written_as_text(self) -> None:
         itself: list[object] = []
         itself.append(itself)
-        line = logs.JsonFormatter().format(self.record(logging.INFO, "Look", itself=itself, keys={(1, 2): 3}))
-        assert json.loads(line)["itself"] == "[[...]]"
-        assert json.loads(line)["keys"] == "{(1, 2): 3}"
+        extras = {"itself": itself, "keys": {(1, 2): 3}, "ratio": math.nan, "job_id": 7, "good": [1, None]}
+        line = logs.JsonFormatter().format(self.record(logging.INFO, "Look", **extras))
+        found = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+        written = {"itself": "[[...]]", "keys": "{(1, 2): 3}", "ratio": "nan", "job_id": 7, "good": [1, None]}
+        assert {name: found[name] for name in extras} == written
+
+    def test_value_that_has_no_text_does_not_lose_the_record(self) -> None:
+        class Mute:
+            def __str__(self) -> str:
+                raise AttributeError("not loaded")
+
+        record = self.record(logging.INFO, "Look", order=Mute())
+        assert json.loads(logs.JsonFormatter().format(record))["order"] == "<Mute>"
+        assert logs.TextFormatter(with_process=False).format(record).endswith("Look order=<Mute>")
 
     def test_plain_where_nobody_sees_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "stderr", io.StringIO())

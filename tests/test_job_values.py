@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import json
 import math
+import sys
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from functools import partial
@@ -127,11 +128,14 @@ def test_a_job_has_the_columns_and_the_names() -> None:
         ({"x": Parcel("a", Decimal(1)), "y": math.nan}, "nan"),
         ({"d": Decimal("NaN")}, "NaN"),
         ([Decimal("-Infinity")], "-Infinity"),
+        ({"d": Decimal("sNaN")}, "sNaN"),
         ("a\0b", "NUL"),
         ({"a\0": 1}, "NUL"),
         (["\ud800"], "surrogate"),
         (object(), "cannot be written as JSON"),
         ({None: 1}, "cannot be written as JSON"),
+        ({10**5000: 1}, "cannot be written as JSON: Exceeds the limit"),
+        ({10**5000: 1, "x": object()}, "'x' cannot be written as JSON"),
     ],
 )
 def test_a_payload_that_json_or_postgresql_cannot_keep_is_refused(payload: object, says: str) -> None:
@@ -237,6 +241,19 @@ def test_payload_that_contains_itself_is_refused() -> None:
     for given_payload in (payload, {"first": Unknown(), "then": payload}):
         with pytest.raises(InvalidJobError, match="cannot be written as JSON"):
             encode_payload(given_payload)
+
+
+def test_payload_that_is_nested_too_deeply_is_refused_at_any_depth() -> None:
+    payload: list[object] = [None]
+    refusals: set[str] = set()
+    for _ in range(sys.getrecursionlimit() + 5):
+        payload = [payload]
+        try:
+            encode_payload(payload)
+        except InvalidJobError as error:
+            refusals.add(str(error))
+    assert len(refusals) == 1
+    assert "nested too deeply" in refusals.pop()
 
 
 def test_payload_over_the_limit_is_refused_with_its_size() -> None:

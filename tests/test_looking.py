@@ -112,7 +112,7 @@ class TestEnqueued:
             index.using(flags=["f"]),
         ):
             assert (await assert_enqueued(fitting)).payload == ["a"]
-        for fitting in (index.using(run_at=at), index.using(timeout=5)):
+        for fitting in (index.using(run_at=at), index.using(run_at=at.isoformat()), index.using(timeout=5)):
             assert (await assert_enqueued(fitting)).payload == ["b"]
         assert (await assert_enqueued(index.using(run_at=timedelta(hours=2)))).payload == ["c"]
         assert (await assert_enqueued(index.using(job_key=None))).payload == ["b"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -199,10 +200,17 @@ async def test_job_that_runs_after_a_fork_survives_kill_of_the_worker(database: 
     assert (job.state, job.attempts) == (JobState.RUNNING, 1)
 
 
+@pytest.mark.parametrize("logs", [True, False])
 async def test_reply_for_another_request_interrupts_the_job_and_ends_the_process(
-    database: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    logs: bool,
+    database: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What cannot happen, as far as we know, must still not be taken for an answer."""
+    logger = logging.Logger("broken")  # noqa: LOG001 - gone after the test
+    monkeypatch.setattr(logger, "handle", lambda _record: 1 / 0)
     receive, spoilt = member.Member.receive, False
 
     async def spoil(self: member.Member) -> Any:
@@ -215,7 +223,7 @@ async def test_reply_for_another_request_interrupts_the_job_and_ends_the_process
 
     monkeypatch.setattr(member.Member, "receive", spoil)
     heard, ledger = Heard(), tmp_path / "ledger"
-    async with running(TASKS, database, heard=heard) as runner:
+    async with running(TASKS, database, heard=heard, logger=None if logs else logger) as runner:
         job = await runner.add_job("run_for", {"seconds": 0, "ledger": str(ledger)})
         await heard.until("job:complete")
     assert heard.counts["job:interrupted"] == 1
@@ -223,7 +231,7 @@ async def test_reply_for_another_request_interrupts_the_job_and_ends_the_process
     again: Job = heard.named("job:complete")[0].job
     assert again.attempts == 1, "the first run gave its attempt back"
     assert ledger.read_text().split() == [str(job.id)] * 2
-    assert f"answered for another job than {job.id}" in caplog.text
+    assert (f"answered for another job than {job.id}" in caplog.text) == logs
 
 
 def _command_on(database: str, tmp_path: Path) -> Any:

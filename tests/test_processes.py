@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -790,6 +791,25 @@ class TestDying:
         assert heard.counts["job:error"] == 0
         assert [line.split()[1] for line in path.read_text().splitlines()] == ["1", "1"]
         assert "because no heartbeat of this worker was recorded for 34 s" in caplog.text
+
+    async def test_process_that_saw_no_beat_interrupts_its_job_though_its_timeout_is_over_too(
+        self, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As after a freeze that was longer than the job's timeout."""
+        heard, path, gate = Heard(), tmp_path / "lines", gate_at(tmp_path / "gate")
+        loop = asyncio.get_running_loop()
+        measure = loop.time
+        async with running(these("append_attempt"), database, heard=heard) as runner:
+            await runner.add_job("append_attempt", {"path": str(path), "gate": str(gate)}, timeout=600)
+            pid = await pid_of(path)
+            pulse = cast("Any", runner)._parts._processes._pulse
+            while lives(pid):
+                pulse.beat(since_boot() - 3600)
+                time.sleep(0.001)  # the event loop stands still, as in a freeze
+            monkeypatch.setattr(loop, "time", lambda: measure() + 3600)
+            ended = ("job:interrupted", "job:error")
+            await until(lambda: _is(lambda: any(heard.counts[name] for name in ended)), "the job has ended")
+        assert heard.counts["job:error"] == 0, [str(one.error) for one in heard.named("job:error")]
 
     def test_silence_that_a_process_may_have_seen_is_remembered(self) -> None:
         pulse, begun = Pulse(shortest_silence=10), since_boot()

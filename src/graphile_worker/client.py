@@ -23,6 +23,7 @@ from graphile_worker.administration import Administration, by_local_clock
 from graphile_worker.durations import seconds
 from graphile_worker.errors import ConfigurationError, InvalidJobError, JobSkippedError
 from graphile_worker.job import Job, JobKeyMode, JobSpec
+from graphile_worker.logs import never_raising
 from graphile_worker.middleware.adding import around_adding
 from graphile_worker.middleware.base import check_middleware, overriding
 from graphile_worker.payload import MAX_PAYLOAD_SIZE
@@ -175,7 +176,7 @@ class WorkerUtils(Administration):
         if dsn is not None and pool is not None:
             raise ConfigurationError("Pass dsn or pool, not both.")
         target = find_schema(schema)
-        self.logger: AnyLogger = logger or logging.getLogger("graphile_worker")
+        self.logger: AnyLogger = never_raising(logger or logging.getLogger("graphile_worker"))
         own = Pool(
             dsn,
             pool=pool,

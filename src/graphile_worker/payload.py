@@ -68,6 +68,15 @@ def encode_payload(payload: object, *, max_size: int | None = None) -> str:
             "large data elsewhere, for example in a table or an object store, and pass a reference to it.",
             argument="payload",
         )
+    try:
+        _refuse_unusual(payload, encoded)
+    except RecursionError as error:  # it needs a little more of the stack than writing
+        raise why_not_written(payload, error) from error
+    return encoded.decode()
+
+
+def _refuse_unusual(payload: object, encoded: bytes) -> None:
+    """Refuse numbers that JSON does not have, and NUL characters."""
     # The encoder writes null, or for decimals a word, for numbers that JSON does not have. Where there is one
     # we look closer, and only then.
     if b"null" in encoded or _DECIMALS.search(encoded):
@@ -77,9 +86,8 @@ def encode_payload(payload: object, *, max_size: int | None = None) -> str:
             raise InvalidJobError(
                 f"{_name(path)} holds {number}, which JSON does not have.", argument="payload"
             )
-    text = encoded.decode()
     # An escaped NUL passes as json, but fails as soon as anything reads it as text or jsonb.
-    if "\\u0000" in text:
+    if b"\\u0000" in encoded:
         plain = _decode(encoded)
         if any(map(_has_nul, _leaves(plain))):
             path, _ = _locate(plain, lambda part: any(map(_has_nul, _leaves(part))))
@@ -87,7 +95,6 @@ def encode_payload(payload: object, *, max_size: int | None = None) -> str:
                 f"{_name(path)} holds a NUL character, which PostgreSQL cannot store as text.",
                 argument="payload",
             )
-    return text
 
 
 def decode_payload(text: str | bytes) -> Any:
@@ -273,7 +280,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     match value:
         case dict():
             for key, part in value.items():
-                yield f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]", part
+                yield f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{_key(key)}]", part
         case list() | tuple() | set() | frozenset():
             for index, part in enumerate(value):
                 yield f"[{index}]", part
@@ -282,6 +289,13 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
             fields: Iterable[str] = of_struct or getattr(value, "__dataclass_fields__", ())
             for name in () if isinstance(value, type) else fields:
                 yield f".{name}", getattr(value, name, None)
+
+
+def _key(key: object) -> str:
+    try:
+        return repr(key)
+    except Exception:  # noqa: BLE001 - an integer with too many digits, or a method of the key
+        return f"<{type(key).__name__}>"
 
 
 def _name(path: str) -> str:
@@ -316,7 +330,9 @@ def _has_unusual_number(value: Any) -> bool:
             rest += one.values()
         elif kind in _SEQUENCES:
             rest += one
-        elif isinstance(one, float | Decimal) and not math.isfinite(one):
+        elif (isinstance(one, float) and not math.isfinite(one)) or (
+            isinstance(one, Decimal) and not one.is_finite()  # math cannot read Decimal("sNaN")
+        ):
             return True
     return False
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from typing import TYPE_CHECKING
+
+from graphile_worker.logs import library_logger as logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _FEWEST = 4
-logger = logging.getLogger("graphile_worker")
 
 
 class AbandonedThreads:

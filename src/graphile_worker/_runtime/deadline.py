@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphile_worker.context import Stopping
 from graphile_worker.durations import seconds, shown
-from graphile_worker.errors import BatchError, TaskTimeoutError
+from graphile_worker.errors import BatchError, TaskProcessError, TaskTimeoutError
 from graphile_worker.outcome import ControlFlow, describe_error, unwrapped
 
 if TYPE_CHECKING:
@@ -112,8 +112,11 @@ class Deadline:
     def overrules(self, error: Exception) -> bool:
         """Whether it counts more that the time is over than that the job then failed like that.
 
-        What the task has chosen stands, and so does what it says of the items of a batch.
+        What the task has chosen stands, and so does what it says of the items of a batch. If its process has
+        ended because of the worker, the time that was over is the worker's.
         """
+        if isinstance(error, TaskProcessError) and error.interrupted:
+            return False
         return self.expired and not isinstance(unwrapped(error), ControlFlow | BatchError | TaskTimeoutError)
 
     def over(self, error: Exception | None = None) -> TaskTimeoutError:

@@ -38,7 +38,7 @@ from graphile_worker._runtime.wire import (
     written,
 )
 from graphile_worker.durations import shown
-from graphile_worker.errors import TaskError, TaskProcessError
+from graphile_worker.errors import TaskError, TaskProcessError, TaskTimeoutError
 from graphile_worker.liveness import since_boot
 from graphile_worker.logs import report_lost_record
 from graphile_worker.payload import decode_payload, encode_stored
@@ -233,10 +233,12 @@ class Processes:
         try:
             replying = self._listen(member, request, deadline)
             return await (replying if deadline is None else deadline.watch(replying))
-        except TaskProcessError as error:
-            if patience is None or not (member.was_killed and self._felt().was_silent(patience, since=begun)):
+        except (TaskProcessError, TaskTimeoutError) as error:
+            # A freeze may be longer than the timeout too; then the process has ended itself before that.
+            may_be_silence = member.was_killed or isinstance(error, TaskTimeoutError)
+            if patience is None or not (may_be_silence and self._felt().was_silent(patience, since=begun)):
                 raise
-            self._logger().warning(
+            self._surroundings.logger.warning(
                 "Job %d (%s) is interrupted: its process ended itself because no heartbeat of this worker "
                 "was recorded for %s",
                 *(job.id, job.task_identifier, shown(patience)),
@@ -249,7 +251,7 @@ class Processes:
         """Have it import the task. That may take long, and longer than the task's timeout; or hang."""
         saying = asyncio.get_running_loop().call_later(
             _LONG_IMPORT,
-            self._logger().warning,
+            self._surroundings.logger.warning,
             "Job %d (%s) has waited for %s until its process has imported the task, and waits on",
             *(job.id, job.task_identifier, shown(_LONG_IMPORT)),
         )
@@ -281,7 +283,7 @@ class Processes:
 
     def _misdirected(self, request: Request, reply: Request) -> TaskProcessError:
         """Say that a process cannot be trusted any more; whoever gets the error ends it."""
-        self._logger().warning(
+        self._surroundings.logger.warning(
             "Process %d answered for another job than %d, so it is ended and the job runs again: %s instead "
             "of %s",
             *(request.process, request.job_id, reply, request),

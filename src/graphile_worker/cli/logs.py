@@ -25,6 +25,8 @@ _ABOUT = ("label", "worker_id", "task_identifier", "job_id")
 _OF_LOGGING = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "of_job", "shown_extras"}
 """What every record has, and what formatters add to it."""
 _BARE = re.compile(r"[^\s\"=\\]+")
+_NOT_JSON = (TypeError, ValueError, RecursionError)
+"""Keys that are not texts, numbers that JSON does not have, a thing that contains itself."""
 
 
 def report(error: Exception) -> None:
@@ -59,9 +61,17 @@ def _extras_of(record: logging.LogRecord) -> dict[str, object]:
     }
 
 
+def _text(value: object) -> str:
+    """Return ``str(value)``, or the name of its type if that fails, so that the record is still logged."""
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - it comes from a method of the value
+        return f"<{type(value).__name__}>"
+
+
 def _as_text(value: object) -> str:
     """Return a value for a line: quoted, if it would not be one word otherwise."""
-    text = str(value)
+    text = _text(value)
     return text if _BARE.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
 
@@ -140,10 +150,19 @@ class JsonFormatter(logging.Formatter):
         # A name that is taken gets an underscore, so that neither hides the other.
         entry |= {f"{name}_" if name in entry else name: value for name, value in _extras_of(record).items()}
         try:
-            return json.dumps(entry, default=str)
-        except (
-            TypeError,
-            ValueError,
-            RecursionError,
-        ):  # keys that are not texts, or a thing inside of itself
-            return json.dumps({name: str(value) for name, value in entry.items()})
+            return _dump(entry)
+        except _NOT_JSON:
+            return json.dumps({name: _storable(value) for name, value in entry.items()}, default=_text)
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, default=_text, allow_nan=False)
+
+
+def _storable(value: object) -> object:
+    """Return a value that JSON can hold: the given one, or else its text."""
+    try:
+        _dump(value)
+    except _NOT_JSON:
+        return _text(value)
+    return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -30,6 +29,7 @@ from graphile_worker.emitter import Events
 from graphile_worker.errors import ConfigurationError, MissingExtraError, SchemaTooNewError
 from graphile_worker.events import PoolFatalError
 from graphile_worker.loader import load_named, load_tasks
+from graphile_worker.logs import library_logger as logger
 from graphile_worker.middleware import BlockedLoop
 from graphile_worker.runner import run, run_once
 from graphile_worker.tasks import task_of
@@ -51,7 +51,6 @@ _OF_CONNECTION = {
     "prepared_statements": "prepared_statements",
     "max_payload_size": "max_payload_size",
 }
-logger = logging.getLogger("graphile_worker")
 
 
 def run_worker(
@@ -182,6 +181,7 @@ def _watch_loop(app: App) -> None:
     """Add what warns of a blocked event loop, unless the app has it."""
     given = app.settings["middleware"]
     if not any(isinstance(one, BlockedLoop) for one in given):
+        app.close_sync()  # an import may have added jobs; connections that are open cannot be configured
         app.configure(middleware=[BlockedLoop(), *given])
 
 

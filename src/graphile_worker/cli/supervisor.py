@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from graphile_worker._runtime.service import pause_after
 from graphile_worker.cli.control import FINISH, VARIABLE
 from graphile_worker.cli.exits import BREAKING_MIGRATION, end_by
+from graphile_worker.logs import library_logger as logger
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -26,7 +26,6 @@ _LOOK_AGAIN = 0.2
 _DEADLY = 3
 _START = 10.0
 """Seconds for which a process that could not start waits to see whether another one can."""
-logger = logging.getLogger("graphile_worker")
 
 
 def supervise(count: int, *, once: bool, watched: Sequence[Path]) -> None:

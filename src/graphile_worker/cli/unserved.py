@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import logging
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from graphile_worker.errors import GraphileWorkerError
+from graphile_worker.logs import library_logger as logger
 from graphile_worker.wording import counted, some
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 _INTERVAL = 2.0
 _SHARE = 50
 """Counting the jobs takes at most this fraction of the time: a pass over a large table is not free."""
-logger = logging.getLogger("graphile_worker")
 
 
 async def warn_of_unserved(utils: WorkerUtils, tasks: Collection[str]) -> None:

@@ -11,7 +11,7 @@ from graphile_worker.app import App
 from graphile_worker.binding import ByKeys
 from graphile_worker.client import WorkerUtils
 from graphile_worker.errors import ConfigurationError
-from graphile_worker.job import Job, JobSpec, JobState
+from graphile_worker.job import Job, JobSpec, JobState, read_instant
 from graphile_worker.payload import as_decoded
 from graphile_worker.task_options import with_timeout
 from graphile_worker.tasks import Enqueuer
@@ -131,6 +131,8 @@ class _Wanted:
         self._options: dict[str, Any] = {}
         if isinstance(task, Enqueuer):
             self._options = with_timeout(task._options)  # noqa: SLF001 - what was said by using
+            if self._options.get("run_at") is not None:
+                self._options["run_at"] = read_instant("run_at", self._options["run_at"])
         elif isinstance(task, JobSpec):
             payload = task.payload if payload is None else payload
             given = {name: getattr(task, name) for name in _OPTIONS}
