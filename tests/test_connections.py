@@ -289,7 +289,7 @@ class TestLongWaits:
 
             async def found() -> bool:
                 async for finding in examine(database, listen=False):
-                    if finding.check == "tasks' connections" and finding.level is Level.WARNING:
+                    if finding.check == "workers" and finding.level is Level.WARNING:
                         return named in finding.says and runner.id in finding.says
                 return False
 
@@ -301,7 +301,7 @@ class TestLongWaits:
 
             async def over() -> bool:
                 worker = (await runner.utils.workers())[0]
-                return runner.health().reason is None and worker.connection_waits is None
+                return runner.health().reason is None and worker.reason is None
 
             await until(over, "it is over")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import logging
 import socket
 import sys
 import threading
@@ -97,6 +98,28 @@ async def test_one_that_cannot_claim_is_not_ready(database: str) -> None:
         await holds(lambda: runner.health().state == "fenced")
         proxy.refusing = False
         await holds(lambda: runner.health().ready)
+
+
+async def test_an_unreachable_database_is_reported_once_and_with_its_reason(
+    database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    heard = Heard()
+    async with (
+        proxied(database) as (proxy, through),
+        running({"task": nothing}, through, heard=heard, poll_interval=0.1, recovery=False) as runner,
+    ):
+        await holds(lambda: runner.health().listening)
+        proxy.refusing = True
+        proxy.cut_all()
+        await holds(lambda: runner.health().state == "unreachable")
+        assert "The database cannot be used: " in (runner.health().reason or "")
+        assert runner.health().reason != "The database cannot be used: ."
+        await heard.until("pool:listen:error", 5)
+        proxy.refusing = False
+        await holds(lambda: runner.health().ready and runner.health().listening)
+        await holds(lambda: "Notifications of new jobs arrive" in caplog.messages)
+    assert sum("do not arrive" in message for message in caplog.messages) == 1
 
 
 async def test_one_without_an_answer_is_not_ready(database: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from graphile_worker._runtime.refusals import Refusals
 from graphile_worker._runtime.results import Results
 from graphile_worker._runtime.service import Service
 from graphile_worker._runtime.spare_queues import SpareQueues
+from graphile_worker.doctor import Level, examine
 from graphile_worker.logs import ScopedLogger
 from graphile_worker.outcome import Completed, Failed, Returned
 from support.clock import FakeClock
@@ -223,6 +224,32 @@ class TestResults:
                 await run_once({"task": nothing}, database, handle_signals=False)
         assert await count(db) == 1
 
+    async def test_health_and_doctor_tell_of_refused_jobs(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        await add(db, payload="bad")
+        await db.execute(REFUSED_WHEN_DELETED["foreign key"])
+        reason = "The database refuses to record the outcomes of 1 job; the log names them."
+        async with running({"task": nothing}, database, heartbeat_interval=0.1) as runner:
+
+            async def told() -> bool:
+                [worker] = await runner.utils.workers()
+                return worker.reason == reason
+
+            await until(told, "its heartbeat says so")
+            assert (runner.health().ready, runner.health().reason) == (True, reason)
+            found = [one async for one in examine(database, listen=False) if one.check == "workers"]
+            assert [(one.level, reason in one.says) for one in found] == [(Level.WARNING, True)]
+            await db.execute(ALLOW)
+
+            async def forgotten() -> bool:
+                [worker] = await runner.utils.workers()
+                return worker.reason is None and runner.health().reason is None
+
+            await until(forgotten, "nothing is refused any more")
+            found = [one async for one in examine(database, listen=False) if one.check == "workers"]
+            assert [one.level for one in found] == [Level.OK]
+
     @pytest.mark.usefixtures("soon")
     async def test_too_many_refused_results_stop_the_claims(
         self, db: asyncpg.Connection, database: str, monkeypatch: pytest.MonkeyPatch
@@ -232,7 +259,8 @@ class TestResults:
         for _ in range(20):
             await add(db, payload="bad")
         await db.execute(REFUSED_WHEN_DELETED["trigger"])
-        async with running({"task": nothing}, database, heard=heard, concurrency=2, poll_interval=0.02):
+        options = {"concurrency": 2, "poll_interval": 0.02, "heartbeat_interval": 0.1}
+        async with running({"task": nothing}, database, heard=heard, **options) as runner:
             await heard.until("job:success", 5)
 
             async def settled() -> bool:
@@ -245,6 +273,14 @@ class TestResults:
             looks = heard.counts["worker:getJob:start"]
             await heard.until("worker:getJob:start", looks)
             assert heard.counts["job:success"] < 20
+            health = runner.health()
+            assert (health.state, health.ready, health.live) == ("refused", False, True)
+
+            async def troubled() -> bool:
+                found = [one async for one in examine(database, listen=False) if one.check == "workers"]
+                return [one.level for one in found] == [Level.TROUBLE]
+
+            await until(troubled, "the doctor says so")
             await db.execute(ALLOW)
             await heard.until("job:complete", 20)
 

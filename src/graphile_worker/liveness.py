@@ -91,8 +91,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """When it was declared dead, if it was."""
     lease: Mapping[str, Any] | None = None
     """What it asks of others, if it is one of ours."""
-    connection_waits: str | None = None
-    """Which calls have waited more than ten seconds for a connection, and which tasks hold them."""
+    reason: str | None = None
+    """Why it is not ready; or if it is ready, what does not work as it should: see `Health`."""
     jobs: int = 0
     """How many jobs it holds."""
     queues: int = 0
@@ -173,13 +173,16 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     """``starting``, ``ready``, ``unreachable`` (no database), ``fenced`` (it had to give up its jobs),
     ``blocked`` (a task blocks the event loop), ``exhausted`` (too many threads still run after the timeouts
-    of their jobs), ``unsure`` (forbidden_flags fails), ``incomplete`` (a service of the worker has ended),
-    ``stopping`` or ``stopped``."""
+    of their jobs), ``refused`` (the database refuses to record too many outcomes), ``unsure``
+    (forbidden_flags fails), ``incomplete`` (a service of the worker has ended), ``stopping`` or
+    ``stopped``."""
     live: bool
     """False if it will not get better by itself."""
     ready: bool
     """Whether it claims jobs when there are any and it has a free slot."""
     reason: str | None = None
+    """Why it is not ready. Of a worker that is ready: calls that wait for a connection, services that fail,
+    and how many jobs the database refuses to record or to let be claimed."""
     worker_id: str
     running: int
     """How many jobs run."""

@@ -308,7 +308,7 @@ def _read_worker(row: asyncpg.Record) -> WorkerInfo:
         state=state,
         died_at=died_at,
         lease=lease,
-        connection_waits=known.get("connection_waits"),
+        reason=known.get("reason"),
         jobs=row["jobs"],
         queues=row["queues"],
     )

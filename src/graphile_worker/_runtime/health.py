@@ -112,8 +112,12 @@ class HealthCheck:
         blocked = 0.0 if self._turned is None else now - self._turned
         state, reason = self._state(now, blocked)
         congestion = self._connections.congestion
-        if state == "ready" and congestion is not None:
-            reason = str(congestion)
+        failing = self._failing()
+        if state == "ready":
+            reasons = [str(congestion)] if congestion is not None else []
+            reasons += [f"{name}: {why}" for name, why in failing.items()]
+            reasons += filter(None, [self._worker.refused])
+            reason = " ".join(reasons) or None
         confirmed, answered = self._vitals.confirmed, self._worker.answered
         return Health(
             state=state,
@@ -128,7 +132,7 @@ class HealthCheck:
             last_heartbeat=None if confirmed is None else round(now - confirmed, 3),
             listening=self._notifier.listens,
             connection_wait=None if congestion is None else round(congestion.seconds, 3),
-            failing=self._failing(),
+            failing=failing,
         )
 
     def _failing(self) -> Mapping[str, str]:
@@ -148,13 +152,15 @@ class HealthCheck:
         if self._vitals.dead or not self._vitals.may_work():
             return "fenced", "No heartbeat is recorded, so jobs were given up before others take them."
         if not self._worker.reachable:
-            return "unreachable", "The database cannot be used."
+            return "unreachable", f"The database cannot be used: {self._worker.outage}."
         if asking is not None and now - asking > _UNANSWERED:
             return "unreachable", f"The database has not answered for {now - asking:.0f} s."
         if blocked > _BLOCKED:
             return "blocked", f"A task has blocked the event loop for {blocked:.0f} s."
         if self._worker.abandoned.too_many:
             return "exhausted", self._worker.abandoned.reason
+        if self._worker.too_many_refused:
+            return "refused", self._worker.refused
         if self._flags.error is not None:
             return "unsure", f"forbidden_flags failed: {self._flags.error!r}."
         if ended := [service.name for service in self._services if service.has_ended]:

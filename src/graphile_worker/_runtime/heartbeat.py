@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
     import asyncpg
 
-    from graphile_worker._db.connect import Connection, Pool
+    from graphile_worker._db.connect import Connection
     from graphile_worker._db.sql import Schema
     from graphile_worker._runtime.vitals import Vitals
+    from graphile_worker.liveness import Health
 
     Dial = Callable[[], Awaitable[asyncpg.Connection]]
 
@@ -34,7 +35,7 @@ _LONGEST_PAUSE = 1.0
 _FIRST_PATIENCE = 30.0
 _MOST_UNANSWERED = 2
 _GOODBYE = 2.0
-_MOST_OF_WAITS = 500
+_LONGEST_REASON = 500
 """Characters: the row is read for each exchange."""
 
 
@@ -48,8 +49,7 @@ class Heartbeat:
         schema: Where to say it.
         worker_id: Who lives.
         metadata: What others may want to know of the worker.
-        state: How the worker is, to tell that too.
-        connections: The pool that tasks use, to tell if calls wait for it.
+        health: Returns the worker's health. Its state and reason are part of each heartbeat.
         vitals: Where it is kept what we know.
         on_death: Others have declared the worker dead. It says nothing more until `revive`.
         on_beat: It is recorded that the worker lives.
@@ -66,8 +66,7 @@ class Heartbeat:
         schema: Schema,
         worker_id: str,
         metadata: Mapping[str, object],
-        state: Callable[[], str],
-        connections: Pool,
+        health: Callable[[], Health],
         vitals: Vitals,
         on_death: Callable[[], None],
         on_beat: Callable[[], None],
@@ -83,8 +82,7 @@ class Heartbeat:
         self._worker_id = worker_id
         self._metadata: dict[str, Any] = dict(metadata)
         self._said: dict[str, Any] = {}
-        self._state = state
-        self._connections = connections
+        self._health = health
         self._vitals = vitals
         self._on_death = on_death
         self._on_beat = on_beat
@@ -210,22 +208,21 @@ class Heartbeat:
         return connection
 
     async def _beat(self, connection: asyncpg.Connection) -> None:
-        vitals, lease, state = self._vitals, self._metadata["lease"], self._state()
+        vitals, lease, health = self._vitals, self._metadata["lease"], self._health()
+        state, reason = health.state, health.reason and health.reason[:_LONGEST_REASON]
         changes: dict[str, object] = {}
         if lease != self._said.get("lease"):
             changes["lease"] = lease
         if state != self._said.get("state"):
             changes["state"] = state
-        congestion = self._connections.congestion
-        waits = None if congestion is None else str(congestion)[:_MOST_OF_WAITS]
-        if waits != self._said.get("connection_waits"):
-            changes["connection_waits"] = waits
+        if reason != self._said.get("reason"):
+            changes["reason"] = reason
         sent = vitals.clock()
         async with self._statement_on(connection):
             if self._in_transactions():
                 await database.limit_waits(connection, self._schema, self._patience, in_transaction=True)
             if not self._registered:
-                whole = {**self._metadata, "state": state}
+                whole = {**self._metadata, "state": state, "reason": reason}
                 await database.register(connection, self._schema, self._worker_id, whole)
                 self._registered, vitals.dead = True, False
             elif vitals.dead:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from graphile_worker._runtime.vitals import Vitals
     from graphile_worker._runtime.worker import Worker
     from graphile_worker.events import WorkerPool
+    from graphile_worker.liveness import Health
     from graphile_worker.logs import ScopedLogger
 
 _ATTEMPTS = 4
@@ -46,8 +47,7 @@ class Lifeline:
         sidecar: Where the heartbeat runs.
         vitals: What is known.
         worker: Gives up its work.
-        state: How it is.
-        connections: The pool that tasks use, to tell if calls wait for it.
+        health: Returns the worker's health, for its heartbeats.
         may_exit: Whether to end the process if the work cannot be stopped otherwise.
         logger: Where to say so.
     """
@@ -62,8 +62,7 @@ class Lifeline:
         sidecar: Sidecar,
         vitals: Vitals,
         worker: Worker,
-        state: Callable[[], str],
-        connections: Pool,
+        health: Callable[[], Health],
         may_exit: bool,
         logger: ScopedLogger,
     ) -> None:
@@ -81,8 +80,7 @@ class Lifeline:
         self._sidecar = sidecar
         self._vitals = vitals
         self._worker = worker
-        self._state = state
-        self._connections = connections
+        self._health = health
         self._may_exit = may_exit
         self._logger = logger
         self._loop = asyncio.get_running_loop()
@@ -106,8 +104,7 @@ class Lifeline:
             schema=self._schema,
             worker_id=self._pool.id,
             metadata=self._metadata,
-            state=self._state,
-            connections=self._connections,
+            health=self._health,
             vitals=self._vitals,
             on_death=self._on_death,
             on_beat=lambda: self._tell(self._worker.unfence),

@@ -77,7 +77,7 @@ class Notifier(Service):
         self._probe = f"graphile-worker:{pool.id}"
         self._answered = asyncio.Event()
         self._attempts = 0
-        self._complained = self._heard = False
+        self._reported = self._heard = False
         self._ear: Ear | None = None
         self.tried = asyncio.Event()
         """Set once it listens, or has found that it cannot for now."""
@@ -128,8 +128,8 @@ class Notifier(Service):
         self._attempts = 1 if self._heard else self._attempts + 1
         if self._heard:
             self.logger.info("The listening connection is lost (%s); connecting again", message_of(error))
-        elif not self._complained:
-            self._complained = True
+        elif not self._reported:
+            self._reported = True
             hint = ""
             if isinstance(error, DeafError):
                 hint = (
@@ -150,8 +150,8 @@ class Notifier(Service):
                 break
             self._heard = True
             self._attempts = 0
-            if self._complained:
-                self._complained = False
+            if self._reported:
+                self._reported = False
                 self.logger.info("Notifications of new jobs arrive")
             await _wait(ear.closed, _PROBE_INTERVAL)
 

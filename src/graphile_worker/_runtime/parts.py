@@ -166,8 +166,7 @@ class Parts:
             sidecar=self._sidecar,
             vitals=self._vitals,
             worker=self.worker,
-            state=lambda: self.health.read().state,
-            connections=self.session.pool,
+            health=lambda: self.health.read(),  # noqa: PLW0108 - made after this
             may_exit=self._options.exit_if_stuck,
             logger=self.logger,
         )

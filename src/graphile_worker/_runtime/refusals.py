@@ -51,6 +51,11 @@ class Refusals:
         self.limit: int | None = None
         """How many results to send, and jobs to claim, in one call. None unless calls took too long."""
 
+    @property
+    def left_out(self) -> int:
+        """How many jobs the server has refused to let be claimed."""
+        return len(self._left_out)
+
     def prepare(self, wish: Wish, *, retries: bool) -> tuple[Wish, bool]:
         """Return what to claim in the next call, and whether that call is careful.
 

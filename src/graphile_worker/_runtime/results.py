@@ -71,8 +71,8 @@ class Results:
 
     @property
     def refused(self) -> int:
-        """How many the server has refused, and has not recorded since."""
-        return sum(delayed.refused for delayed in self._delayed.values())
+        """How many the server has refused, and has not recorded since. May be asked from another thread."""
+        return sum(delayed.refused for delayed in tuple(self._delayed.values())) if self._delayed else 0
 
     @property
     def hopeless(self) -> set[Held]:

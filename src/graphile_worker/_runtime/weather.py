@@ -17,6 +17,7 @@ class Weather:
     def __init__(self, logger: ScopedLogger) -> None:
         self._logger = logger
         self._since: float | None = None
+        self._why = ""
         self._failures = 0
         self._ask_again = 0.0
 
@@ -30,9 +31,15 @@ class Weather:
         """Whether the database answered when it was last asked."""
         return self._since is None
 
+    @property
+    def why(self) -> str:
+        """The reason of the current outage, or of the last one."""
+        return self._why
+
     def outage(self, why: Exception) -> None:
         """It did not."""
         self._failures += 1
+        self._why = str(why)
         if self._since is None:
             self._since = monotonic()
             self._logger.warning(

@@ -24,6 +24,7 @@ from graphile_worker._runtime.service import Service
 from graphile_worker._runtime.spare_queues import SpareQueues
 from graphile_worker._runtime.weather import Weather
 from graphile_worker.errors import ConfigurationError, GraphileWorkerError
+from graphile_worker.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -191,6 +192,24 @@ class Worker(Service):
     def reachable(self) -> bool:
         """Whether the database answers."""
         return self._weather.fair
+
+    @property
+    def outage(self) -> str:
+        """The reason why the database does not answer."""
+        return self._weather.why
+
+    @property
+    def refused(self) -> str | None:
+        """What the server refuses to do to how many jobs. May be asked from another thread."""
+        refused, left_out = self._results.refused, self._refusals.left_out
+        found = [f"to record the outcomes of {counted(refused, 'job')}"] if refused else []
+        found += [f"to let {counted(left_out, 'job')} be claimed"] if left_out else []
+        return f"The database refuses {' and '.join(found)}; the log names them." if found else None
+
+    @property
+    def too_many_refused(self) -> bool:
+        """Whether no jobs are claimed, because the server refuses to record so many outcomes."""
+        return self._results.refused >= _MOST_REFUSED
 
     async def end(self) -> None:
         """Let the connection go, whether or not all is recorded."""
@@ -409,7 +428,7 @@ class Worker(Service):
             self._not_answered(exchange, asyncio.CancelledError())
 
     async def _wish(self, *, coming: int = 0) -> Wish:
-        if self._results.refused >= _MOST_REFUSED:
+        if self.too_many_refused:
             self._refuse_more()
             return NOTHING
         self._full = False

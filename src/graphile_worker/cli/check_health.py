@@ -13,6 +13,7 @@ import click
 from graphile_worker.cli import logs
 from graphile_worker.client import WorkerUtils
 from graphile_worker.liveness import parse_address
+from graphile_worker.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,9 +74,9 @@ def _print(workers: Sequence[WorkerInfo], *, where: str) -> None:
     if not workers:
         click.echo(f"No worker of {where} has a heartbeat in this schema.")
     for one in workers:
-        click.echo(
-            f"{one.name}: {one.condition}, last heard {one.silence or 0.0:.1f} s ago, {one.concurrency} slots"
-        )
+        slots = counted(one.concurrency or 0, "slot")
+        reason = f". {one.reason}" if one.reason and one.lives else ""
+        click.echo(f"{one.name}: {one.condition}, last heard {one.silence or 0.0:.1f} s ago, {slots}{reason}")
 
 
 def _as_object(worker: WorkerInfo) -> dict[str, object]:
@@ -84,6 +85,7 @@ def _as_object(worker: WorkerInfo) -> dict[str, object]:
         "host": worker.host,
         "pid": worker.pid,
         "state": worker.state,
+        "reason": worker.reason,
         "lives": worker.lives,
         "silence": worker.silence,
         "concurrency": worker.concurrency,

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 
 _FOUR_HOURS = 4 * 3600.0
 _LONGEST_IDENTIFIER = 128
+_ADVICE = {
+    "ready": "It runs jobs, and its log says more. A task that holds a connection while it waits for another "
+    "one may wait for ever: end such jobs.",
+    "blocked": "Its log says more. Nothing in an async task may block: use a plain def, or a process.",
+    "exhausted": "Restart it, and let these tasks look at ctx.stopping.",
+    "refused": "Its log names the jobs and the reasons: a constraint or a trigger, as a rule. Remove that.",
+}
 _SILENT_ON_TASKS = "Workers of Node and Rust do not tell which tasks they serve."
 
 
@@ -29,23 +36,29 @@ async def _known(subject: Subject) -> dict[str, WorkerInfo]:
     return {worker.id: worker for worker in found}
 
 
-async def check_connection_waits(subject: Subject) -> list[Finding]:
-    """Whether tasks hold all connections of a worker, and other calls wait for one."""
-    check = "tasks' connections"
-    waits = [one for one in (await _known(subject)).values() if one.lives and one.connection_waits]
-    if not waits:
-        return [Finding(check=check, level=Level.OK, says="No worker says that calls wait for a connection")]
+async def check_workers(subject: Subject) -> list[Finding]:
+    """Whether live workers say that they cannot do all their work."""
+    bad = [one for one in (await _known(subject)).values() if one.lives and one.is_ours and _complains(one)]
+    if not bad:
+        return [
+            Finding(check="workers", level=Level.OK, says="All live Python workers say that they are well")
+        ]
     return [
         Finding(
-            check=check,
-            level=Level.WARNING,
-            says=f"{worker.name}: {worker.connection_waits}",
-            advice="A task that holds a connection while it waits for another one may wait for ever. End the "
-            "jobs named here if they do.",
-            details={"worker": worker.id},
+            check="workers",
+            level=Level.WARNING if worker.state == "ready" else Level.TROUBLE,
+            says=f"{worker.name} is {worker.state}: {worker.reason or 'it gives no reason'}",
+            advice=_ADVICE.get(worker.state or "", "Its log says more."),
+            details={"worker": worker.id, "state": worker.state},
         )
-        for worker in waits
+        for worker in bad
     ]
+
+
+def _complains(worker: WorkerInfo) -> bool:
+    if worker.state in {"starting", "stopping", "stopped"}:
+        return False
+    return worker.state != "ready" or worker.reason is not None
 
 
 async def check_queues(subject: Subject) -> list[Finding]:
