@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,22 @@ async def work(orders: Orders) -> None:
     await runner.wait()
 
 
+class _Unreliable(logging.Handler):
+    """A log server that is away now and then; and a listener that fails as often."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._failures = cycle([None] * 5 + [OSError, SystemExit, asyncio.CancelledError])
+
+    def emit(self, _record: logging.LogRecord) -> None:
+        self.listen()
+
+    def listen(self, _event: object = None) -> None:
+        error = next(self._failures)
+        if error is not None:
+            raise error("an observer fails")
+
+
 def _note_pauses(ledger: Ledger, orders: Orders) -> None:
     """Those in which jobs may be lost; shorter ones are no excuse for anything."""
     last = now()
@@ -85,6 +102,7 @@ def _note_pauses(ledger: Ledger, orders: Orders) -> None:
 
 def _events(ledger: Ledger) -> Events:
     events, worker = Events(), ""
+    events.on(JobComplete, _Unreliable().listen)
 
     def tell(event: Event, **more: Any) -> None:
         ledger.write(Told(at=now(), name=event.name, worker=worker, pid=os.getpid(), **more))
@@ -129,6 +147,7 @@ def main() -> None:
     orders = msgspec.json.decode(sys.argv[1], type=Orders)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("graphile_worker").setLevel(logging.WARNING)
+    logging.getLogger("graphile_worker").addHandler(_Unreliable())
     clock = WallClock()
     clock.install()
     threading.Thread(target=_obey, args=(clock,), daemon=True).start()

@@ -100,7 +100,8 @@ def statement_failed(error: Exception, schema: Schema) -> GraphileWorkerError:  
         ) if schema.name not in str(error):  # our statements name it with each object
             return DatabaseError(
                 f"The database refused the statement: {sentence(error)} If a trigger on a table of the "
-                f"schema {schema.name!r} refers to it: the search_path there is pg_catalog, so qualify the name."
+                f"schema {schema.name!r} refers to it: the search_path there is pg_catalog, so qualify the "
+                "name."
             )
         case (
             asyncpg.InvalidSchemaNameError()
