@@ -79,6 +79,12 @@ REFUSED_WHEN_DELETED = {
     "broken trigger": TRIGGER.format(condition=IS_BAD, event="delete", table="jobs").replace(
         "raise exception", "perform from no_such_table; raise exception"
     ),
+    **{
+        f"trigger that raises {code}": TRIGGER.format(
+            condition=IS_BAD, event="delete", table="jobs"
+        ).replace("using ", f"using errcode = '{code}', ")
+        for code in ("42501", "08001")  # no rights on another table, no connection of dblink
+    },
 }
 ALLOW = "drop table if exists orders cascade; drop function if exists refuse cascade"
 

@@ -12,6 +12,7 @@ from graphile_worker import JobSpec, WorkerUtils, doctor, parse_crontab, run_mig
 from graphile_worker._db import workers as database_workers
 from graphile_worker._db.connect import Pool
 from graphile_worker._db.sql import Schema
+from graphile_worker._db.transactions import transaction
 from support.workers import Heard, nothing, running
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ OURS = {
     "transaction_read_only": "off",
     "transaction_isolation": "read committed",
 }
+OURS_IN_A_TRANSACTION = {**OURS, "idle_in_transaction_session_timeout": "10s"}
+"""Where each transaction brings the settings, it also brings the limit of all our transactions."""
 HARMFUL = {
     "statement_timeout": "1",
     "lock_timeout": "1",
@@ -105,7 +108,8 @@ async def test_every_own_connection_has_our_settings(database: str, *, prepared_
     pool = Pool(database, prepared_statements=prepared_statements)
     try:
         async with pool.connection() as connection:
-            assert await settings_of(connection) == OURS
+            expected = OURS if prepared_statements else OURS_IN_A_TRANSACTION
+            assert await settings_of(connection) == expected
         if prepared_statements:
             async with pool.dedicated() as connection:
                 assert await settings_of(connection) == OURS
@@ -147,9 +151,44 @@ async def test_a_pool_with_a_reset_of_its_own_gets_no_setting_that_stays(databas
         theirs = await settings_of(given)
         pool = Pool(pool=given)
         async with pool.connection() as connection:
-            assert await settings_of(connection) == OURS
+            assert await settings_of(connection) == OURS_IN_A_TRANSACTION
         await pool.close()
         assert await settings_of(given) == theirs
+
+
+async def test_a_pool_whose_connections_reset_nothing_gets_no_setting_that_stays(database: str) -> None:
+    class Kept(asyncpg.Connection):
+        def get_reset_query(self) -> str:
+            return ""
+
+    await configure(database, HARMLESS)
+    async with asyncpg.create_pool(database, min_size=1, max_size=1, connection_class=Kept) as given:
+        theirs = await settings_of(given)
+        pool = Pool(pool=given)
+        async with pool.connection() as connection:
+            assert await settings_of(connection) == OURS_IN_A_TRANSACTION
+        await pool.close()
+        assert await settings_of(given) == theirs
+
+
+async def test_a_transaction_whose_settings_are_refused_is_rolled_back(database: str) -> None:
+    connection = await asyncpg.connect(database)
+    refused = transaction(connection, settings="set local no_such_setting = 1")
+    with pytest.raises(asyncpg.UndefinedObjectError):
+        await refused.__aenter__()
+
+    assert not connection.is_in_transaction()
+    async with transaction(connection):
+        assert await connection.fetchval("select 1") == 1
+    await connection.close()
+
+
+async def test_a_transaction_on_a_session_that_ends_fails_with_the_cause(database: str) -> None:
+    connection = await asyncpg.connect(database)
+    ended = transaction(connection, settings="select pg_terminate_backend(pg_backend_pid())")
+
+    with pytest.raises(asyncpg.PostgresError, match="terminating connection"):
+        await ended.__aenter__()
 
 
 async def test_the_doctor_tells_of_a_read_only_default(database: str) -> None:

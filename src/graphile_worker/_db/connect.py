@@ -493,9 +493,14 @@ class Pool:
     async def _has_settings(self, connection: Connection) -> bool:
         """Tell whether the session has our settings; a connection from the caller's pool gets them here.
 
-        If not, a pooler shares its sessions with others. Then each transaction sets them.
+        If not, a pooler shares its sessions with others, or the settings would stay when the connection goes
+        back. Then each transaction sets them.
         """
-        if self.prepared_statements and self._given is not None and not await set_for_session(connection):
+        if (
+            self.prepared_statements
+            and self._given is not None
+            and not (_is_reset(connection) and await set_for_session(connection))
+        ):
             self.prepared_statements = False
         return self.prepared_statements
 
@@ -528,6 +533,11 @@ class Pool:
             )
         keep_alive(connection)
         return connection
+
+
+def _is_reset(connection: Connection) -> bool:
+    """Whether the caller's pool undoes settings; its class of connections may not."""
+    return "RESET ALL" in connection.get_reset_query().upper()
 
 
 def _check_open(lane: Lane[_Idle]) -> None:

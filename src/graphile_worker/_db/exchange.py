@@ -17,6 +17,7 @@ from graphile_worker._db.connect import knows_all_characters, read_committed
 from graphile_worker._db.failures import GivenUpError
 from graphile_worker._db.one_by_one import all_or_each
 from graphile_worker._db.sql import Schema, statements_for
+from graphile_worker._db.user_functions import explain, running_function
 from graphile_worker.job import Job, JobState
 from graphile_worker.payload import decode_payload
 
@@ -269,8 +270,7 @@ def _read_reply(rows: list[asyncpg.Record], worker_id: str, tasks: Mapping[int, 
         queues[row["job_queue_id"]] = QueueLock(row["job_queue_id"], now, row["queue_name"])
     while rows and rows[-1]["kind"] == "unclaimable":
         row = rows.pop()
-        task = tasks.get(row["task_id"], "")
-        reply.unclaimable[row["id"]] = Refusal(row["last_error"], row["key"], task)
+        reply.unclaimable[row["id"]] = _read_refusal(row, tasks.get(row["task_id"], ""))
     claimed = rows
     if rows and rows[0]["kind"] is not None:
         claimed = []
@@ -280,12 +280,17 @@ def _read_reply(rows: list[asyncpg.Record], worker_id: str, tasks: Mapping[int, 
             if kind is None:
                 claimed.append(row)
             elif kind == "refused":
-                reply.refused[claim] = Refusal(row["last_error"], row["key"])
+                reply.refused[claim] = _read_refusal(row)
             else:
                 (reply.busy if kind == "busy" else reply.lost).add(claim)
     reply.claimed = [_read_held(row, worker_id, tasks, queues, now) for row in claimed]
     reply.claimed.sort(key=_order)
     return reply
+
+
+def _read_refusal(row: asyncpg.Record, task: str = "") -> Refusal:
+    sqlstate = row["key"]
+    return Refusal(explain(row["last_error"], sqlstate, running_function(row["payload"])), sqlstate, task)
 
 
 def _read_held(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from graphile_worker._db.dsn import unreadable
+from graphile_worker._db.user_functions import explain, function_that_raised
 from graphile_worker.errors import (
     ConfigurationError,
     DatabaseError,
@@ -36,6 +37,8 @@ _NOT_OF_NODE = ("_private_python_", "_private_workers")
 _BAD_KEY_MODE = "GWBKM"
 _NOT_ABOUT_A_ROW = frozenset({"08", "25", "26", "28", "3D", "3F", "40", "53", "55", "57", "58"})
 """Classes of SQLSTATEs: connections, transactions, locks, resources, shutdowns."""
+_NOT_ABOUT_A_FUNCTION = frozenset({"40", "53", "55", "57", "58"})
+"""The same, where a function of the user's raised the error: as the exchange does it."""
 _CONFLICTS = frozenset({"40", "55"})
 _GIVEN_UP = "GWGUP"
 _NONE_GIVEN = " No password is given, neither in the connection string nor as PGPASSWORD."
@@ -95,6 +98,8 @@ def translated(schema: Schema) -> Iterator[None]:
 def statement_failed(error: Exception, schema: Schema) -> GraphileWorkerError:  # noqa: PLR0911 - one a kind
     """Why a statement on the schema failed."""
     match error:
+        case asyncpg.PostgresError() if function_that_raised(error) is not None:
+            return DatabaseError(f"The database refused the statement: {sentence(error)}")
         case (
             asyncpg.UndefinedTableError() | asyncpg.UndefinedFunctionError() | asyncpg.UndefinedObjectError()
         ) if schema.name not in str(error):  # our statements name it with each object
@@ -155,6 +160,8 @@ class Trouble(Enum):
 def trouble_of(error: BaseException) -> Trouble:
     """What the error of a statement, or of an attempt to connect, means."""
     match error:
+        case asyncpg.PostgresError() if function_that_raised(error) is not None:
+            return Trouble.REFUSED  # whatever it says: with dblink, for example, that a connection is lost
         case (
             asyncpg.InsufficientPrivilegeError()
             | asyncpg.InvalidSchemaNameError()
@@ -185,11 +192,15 @@ def is_refusal(error: BaseException | None) -> bool:
     As a rule it was a constraint or a trigger of the user's, with whatever SQLSTATE that raises. To repeat
     the statement is of no use then, but the server may accept a part of it.
     """
+    if not isinstance(error, asyncpg.PostgresError):
+        return False
+    kind = (error.sqlstate or "")[:2]
+    if function_that_raised(error) is not None:
+        return kind not in _NOT_ABOUT_A_FUNCTION
     return (
-        isinstance(error, asyncpg.PostgresError)
-        and not isinstance(error, asyncpg.InsufficientPrivilegeError)
+        not isinstance(error, asyncpg.InsufficientPrivilegeError)
         and trouble_of(error) is not Trouble.LOST
-        and (error.sqlstate or "")[:2] not in _NOT_ABOUT_A_ROW
+        and kind not in _NOT_ABOUT_A_ROW
     )
 
 
@@ -257,8 +268,10 @@ def _lost(error: Exception) -> DatabaseError:
 
 def message_of(error: BaseException) -> str:
     """What the error says. Without the server's details, which may quote a whole row with its payload."""
-    text = error.args[0] if isinstance(error, asyncpg.PostgresError) and error.args else error
-    return str(text).strip() or type(error).__name__
+    if isinstance(error, asyncpg.PostgresError) and error.args:
+        text = str(error.args[0]).strip()
+        return explain(text, error.sqlstate, function_that_raised(error)) or type(error).__name__
+    return str(error).strip() or type(error).__name__
 
 
 def without_details(error: BaseException) -> None:

@@ -59,6 +59,15 @@ class ExposedFunctions(NamedTuple):
     """Whether every role may create functions in ``public``, which is in the path by default."""
 
 
+class Trigger(NamedTuple):
+    """A trigger of the user's on one of our tables."""
+
+    table: str
+    name: str
+    function: str
+    """With its schema and its arguments."""
+
+
 class Connections(NamedTuple):
     """How many there are, and how many there may be; a limit of -1 is none."""
 
@@ -162,6 +171,12 @@ async def read_exposed_functions(connection: Connection, schema: Schema) -> Expo
     """Find the functions of the schema that have no search_path of their own."""
     [row] = await connection.fetch(read_statements(_FILE)["read_exposed_functions"], schema.quoted)
     return ExposedFunctions(*row)
+
+
+async def read_triggers_without_path(connection: Connection, schema: Schema) -> list[Trigger]:
+    """Find the triggers on our tables whose functions have no search_path of their own."""
+    statement = read_statements(_FILE)["read_triggers_without_path"]
+    return [Trigger(*row) for row in await connection.fetch(statement, schema.quoted)]
 
 
 async def read_notification_queue(connection: Connection) -> float:

@@ -55,7 +55,8 @@ class _LimitedTransaction(Transaction):
         except BaseException as error:
             self._state = TransactionState.FAILED
             self._on._top_xact = None  # noqa: SLF001
-            if isinstance(error, asyncpg.PostgresError):  # it may have begun, and a setting was refused
+            # It may have begun, and a setting was refused. Or the server ended the session.
+            if isinstance(error, asyncpg.PostgresError) and not self._on.is_closed():
                 await self._on.execute(read_statements(_FILE)["roll_back"])
             raise
         self._state = TransactionState.STARTED

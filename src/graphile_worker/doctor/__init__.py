@@ -43,6 +43,7 @@ CHECKS = (
     Check("rights", schema_checks.check_rights),
     Check("schema", schema_checks.check_schema),
     Check("search path", schema_checks.check_search_path, needs_schema=True),
+    Check("triggers", schema_checks.check_triggers, needs_schema=True),
     Check("notifications", server.check_notifications),
     Check("notification queue", server.check_notification_queue),
     Check("connections", server.check_connections),

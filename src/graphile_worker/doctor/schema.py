@@ -147,6 +147,23 @@ async def check_search_path(subject: Subject) -> Finding:
     return Finding(check="search path", level=level, says=says, advice=advice, details=details)
 
 
+async def check_triggers(subject: Subject) -> Finding:
+    """Check that the functions of users' triggers find the tables and functions that they name."""
+    found = await subject.look(lambda on: symptoms.read_triggers_without_path(on, subject.schema))
+    level, advice = Level.OK, None
+    says = "No trigger on the schema's tables depends on the search_path of the session"
+    if found:
+        level = Level.WARNING
+        named = some([f"{one.name} on {one.table} ({one.function})" for one in found])
+        says = (
+            "Triggers run with the search_path of workers, pg_catalog, and these fail if their functions use "
+            f"names without a schema: {named}"
+        )
+        advice = f"alter function {found[0].function} set search_path = ...; with the schemas that it uses."
+    details = {"triggers": [one._asdict() for one in found]}
+    return Finding(check="triggers", level=level, says=says, advice=advice, details=details)
+
+
 def _differs(one: Difference, schema: Schema) -> Finding:
     kind, _, name = one.name.partition(" ")
     level, says = Level.TROUBLE, f"The {one.name} "

@@ -124,6 +124,19 @@ select
     where namespace.nspname = 'public' and granted.grantee = 0 and granted.privilege_type = 'CREATE'
   ) as all_may_create;
 
+-- name: read_triggers_without_path
+-- Triggers whose functions resolve names by the path of our sessions. Those in C have no names to resolve.
+select
+  class.relname::text as table, trigger.tgname::text as trigger, trigger.tgfoid::regprocedure::text as function
+from pg_catalog.pg_trigger as trigger
+join pg_catalog.pg_class as class on class.oid = trigger.tgrelid
+join pg_catalog.pg_proc as function on function.oid = trigger.tgfoid
+join pg_catalog.pg_language as language on language.oid = function.prolang
+where class.relnamespace = $1::text::regnamespace and not trigger.tgisinternal and trigger.tgenabled in ('O', 'A')
+  and language.lanname not in ('internal', 'c')
+  and not exists (select from unnest(function.proconfig) as setting where setting like 'search_path=%')
+order by 1, 2;
+
 -- name: read_notification_queue
 select pg_notification_queue_usage();
 

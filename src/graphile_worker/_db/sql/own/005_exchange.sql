@@ -21,7 +21,8 @@
 --
 -- A constraint or a trigger of the user's may refuse what we do to one job, and then the whole call fails. The worker
 -- repeats it with `careful`: each job has a subtransaction of its own, and one that is refused is named in the reply, with
--- the message as its last_error and the SQLSTATE as its key. No constraint is deferred then, or the commit would fail.
+-- the message as its last_error, the SQLSTATE as its key, and the functions that were running as its payload. No
+-- constraint is deferred then, or the commit would fail.
 --
 -- Each statement in here costs some 25 us whatever it does, each column of a claimed job some 0.3 us. So the usual
 -- call has few statements, and what is the same for all claimed jobs, or as in another column, is not repeated.
@@ -138,9 +139,11 @@ declare
   candidate bigint;
   why text;
   code text;
+  origin text;
   refused bigint[];
   refusals text[];
   refusal_states text[];
+  refusal_origins text[];
 begin
   -- The row is locked until the commit. A worker that connects again waits for that when it raises the generation, so it
   -- knows that none of its calls is still under way; one that arrives even later finds no row, and does nothing.
@@ -175,7 +178,7 @@ begin
           ) as one
           where one.kind in ('busy', 'lost');
       exception when others then
-        get stacked diagnostics why = message_text, code = returned_sqlstate;
+        get stacked diagnostics why = message_text, code = returned_sqlstate, origin = pg_exception_context;
         if left(code, 2) in ('53', '57', '58') then
           raise;  -- the server lacks something, or shuts down: not because of this job
         end if;
@@ -184,6 +187,7 @@ begin
         locked_at := job_locks[place];
         last_error := why;
         key := code;
+        payload := origin;
         return next;
       end;
     end loop;
@@ -192,6 +196,7 @@ begin
     locked_at := null;
     last_error := null;
     key := null;
+    payload := null;
   end if;
 
   if cardinality(job_ids) > 0 then
@@ -682,7 +687,7 @@ begin
             where queue.id = (select job.job_queue_id from {schema}._private_jobs as job where job.id = candidate);
           claimed := claimed || candidate;
         exception when others then
-          get stacked diagnostics why = message_text, code = returned_sqlstate;
+          get stacked diagnostics why = message_text, code = returned_sqlstate, origin = pg_exception_context;
           if left(code, 2) in ('53', '57', '58') then
             raise;
           end if;
@@ -696,6 +701,7 @@ begin
             refused := refused || candidate;
             refusals := array_append(refusals, why);
             refusal_states := array_append(refusal_states, code);
+            refusal_origins := array_append(refusal_origins, origin);
           end if;
         end;
       end loop;
@@ -819,11 +825,11 @@ begin
 
   if cardinality(refused) > 0 then
     return query select
-        'unclaimable', job.id, job.task_id, null::integer, null, null, null::smallint, null::timestamptz,
+        'unclaimable', job.id, job.task_id, null::integer, null, given.origin, null::smallint, null::timestamptz,
         null::smallint, null::smallint, given.why, null::timestamptz, null::timestamptz, given.code,
         null::integer, null, null::timestamptz, null::boolean, null::timestamptz, null::integer,
         null::double precision
-      from unnest(refused, refusals, refusal_states) as given (id, why, code)
+      from unnest(refused, refusals, refusal_states, refusal_origins) as given (id, why, code, origin)
       join {schema}._private_jobs as job on job.id = given.id;
   end if;
   if cardinality(released) > 0 then
