@@ -80,9 +80,9 @@ REFUSED_WHEN_DELETED = {
         "raise exception", "perform from no_such_table; raise exception"
     ),
     **{
-        f"trigger that raises {code}": TRIGGER.format(
-            condition=IS_BAD, event="delete", table="jobs"
-        ).replace("using ", f"using errcode = '{code}', ")
+        f"trigger that raises {code}": TRIGGER.format(condition=IS_BAD, event="delete", table="jobs").replace(
+            "using ", f"using errcode = '{code}', "
+        )
         for code in ("42501", "08001")  # no rights on another table, no connection of dblink
     },
 }

@@ -437,7 +437,7 @@ async def test_a_trigger_that_relies_on_the_path_is_told_what_to_do(
         create trigger audit after insert on graphile_worker._private_jobs
           for each row execute function audit()""")
     async with WorkerUtils(database) as utils:
-        with pytest.raises(DatabaseError, match=r'"audit" does not exist.*qualify its name') as raised:
+        with pytest.raises(DatabaseError, match=r'"audit" does not exist.*qualify the names') as raised:
             await utils.add_job("t")
         assert not isinstance(raised.value, SchemaError)
         await db.execute("alter function audit set search_path = public")

@@ -101,14 +101,6 @@ def statement_failed(error: Exception, schema: Schema) -> GraphileWorkerError:  
         case asyncpg.PostgresError() if function_that_raised(error) is not None:
             return DatabaseError(f"The database refused the statement: {sentence(error)}")
         case (
-            asyncpg.UndefinedTableError() | asyncpg.UndefinedFunctionError() | asyncpg.UndefinedObjectError()
-        ) if schema.name not in str(error):  # our statements name it with each object
-            return DatabaseError(
-                f"The database refused the statement: {sentence(error)} If a trigger on a table of the "
-                f"schema {schema.name!r} refers to it: the search_path there is pg_catalog, so qualify the "
-                "name."
-            )
-        case (
             asyncpg.InvalidSchemaNameError()
             | asyncpg.UndefinedTableError()
             | asyncpg.UndefinedFunctionError()
