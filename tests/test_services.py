@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 EXITS: list[type[BaseException]] = [asyncio.CancelledError, SystemExit, KeyboardInterrupt]
 variable: ContextVar[str] = ContextVar("variable")
-ON = {"heartbeat_interval": 0.3, "fast_lease": 1.2, "lease": 4.0}
+ON: dict[str, Any] = {"heartbeat_interval": 0.3, "fast_lease": 1.2, "lease": 4.0}
 
 
 @pytest.fixture
