@@ -40,7 +40,7 @@ class Service:
         self._task: asyncio.Task[None] | None = None
         self._failures = 0
         self._ending = False
-        self._complained = False
+        self._tick_failed = False
         self._failing: Failing | None = None
 
     async def tick(self) -> float | None:
@@ -85,14 +85,14 @@ class Service:
 
     def complain(self, error: BaseException) -> None:
         """Record that this tick has failed. A tick that handles its errors calls it before it returns."""
-        self._complained = True
+        self._tick_failed = True
         since = monotonic() if self._failing is None else self._failing.since
         self._failing = Failing(since, message_of(error))
 
     async def _run(self) -> None:
         while not self._ending:  # somebody's code in a tick may have swallowed that it is cancelled
             self._woken.clear()
-            self._complained = False
+            self._tick_failed = False
             try:
                 delay = await self.tick()
             except BaseException as error:
@@ -101,7 +101,7 @@ class Service:
                 delay = self._after_failure(error)
             else:
                 self._failures = 0
-            if not self._complained:
+            if not self._tick_failed:
                 self._failing = None
             if not self._ending:
                 await self._sleep(delay)
