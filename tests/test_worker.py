@@ -548,7 +548,7 @@ class TestTasks:
         await db.execute("select graphile_worker.add_job('task', ('[' || repeat('9', 5000) || ']')::json)")
         await add(db)
         assert await once({"task": nothing}, database) == Drained(1, 1)
-        assert "payload cannot be read" in await db.fetchval(
+        assert "payload cannot be decoded" in await db.fetchval(
             "select last_error from graphile_worker._private_jobs"
         )
 
