@@ -34,6 +34,8 @@ _FAILING = 60.0
 """After so many seconds a service that fails is shown."""
 _MOST_HEADERS = 16_384
 _REQUEST_TIMEOUT = 5.0
+_MOST_REQUESTS = 64
+"""At once: beyond that the oldest is closed, so that the worker does not run out of files."""
 
 
 class HealthCheck:
@@ -71,6 +73,7 @@ class HealthCheck:
         self._address = None if address is None else parse_address(address)
         self._logger = logger
         self._loop = asyncio.get_running_loop()
+        self._requests: dict[asyncio.StreamWriter, None] = {}
         self._turned: float | None = None
         """When the event loop was last seen to turn, while somebody watches that."""
         self._serving: list[Future[None]] = []
@@ -179,12 +182,20 @@ class HealthCheck:
         self._server.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            async with asyncio.timeout(_REQUEST_TIMEOUT):
-                request = await reader.readuntil(b"\r\n\r\n")
-                writer.write(self._response(request))
-                await writer.drain()
-        writer.close()
+        if len(self._requests) >= _MOST_REQUESTS:  # the oldest, because probes send their request at once
+            oldest = next(iter(self._requests))
+            del self._requests[oldest]
+            oldest.transport.abort()
+        self._requests[writer] = None
+        try:
+            with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+                async with asyncio.timeout(_REQUEST_TIMEOUT):
+                    request = await reader.readuntil(b"\r\n\r\n")
+                    writer.write(self._response(request))
+                    await writer.drain()
+        finally:
+            self._requests.pop(writer, None)
+            writer.close()
 
     def _response(self, request: bytes) -> bytes:
         method, _, rest = request.decode("latin-1").partition(" ")
