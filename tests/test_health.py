@@ -122,6 +122,21 @@ async def test_an_unreachable_database_is_reported_once_and_with_its_reason(
     assert sum("do not arrive" in message for message in caplog.messages) == 1
 
 
+async def test_silent_connections_do_not_use_up_files_or_keep_probes_from_answers(
+    database: str, port: int
+) -> None:
+    async with running({"task": nothing}, database, health=port, recovery=False) as runner:
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+        try:
+            health = runner._parts.health
+            status, _ = await asyncio.to_thread(ask, port, "/ready")  # accepted after those
+            assert status == 200
+            assert len(health._requests) <= 64
+        finally:
+            for one in silent:
+                one.close()
+
+
 async def test_one_without_an_answer_is_not_ready(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_module, "_UNANSWERED", 0.2)
     async with (

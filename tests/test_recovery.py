@@ -49,6 +49,20 @@ async def enroll(db: asyncpg.Connection, worker: str = "w", **lease: object) -> 
     await database_workers.register(db, Schema(), worker, metadata)
 
 
+async def waits(database: str) -> bool:
+    """Whether a session waits for an advisory lock."""
+    connection = await asyncpg.connect(database)
+    try:
+        return bool(
+            await connection.fetchval(
+                "select exists (select from pg_locks where locktype = 'advisory' and not granted "
+                "and database = (select oid from pg_database where datname = current_database()))"
+            )
+        )
+    finally:
+        await connection.close()
+
+
 class Watch:
     """A sweeper whose clock the test moves."""
 
@@ -109,6 +123,33 @@ class TestWhoIsDead:
         await database_workers.hold_session(db, Schema(), "w")
         assert await watch.over(36) == []
         assert len(await watch.over(2)) == 1
+
+    async def test_another_session_with_the_lock_of_a_worker_does_not_stall_it(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        """Any role that can connect finds the key in pg_locks."""
+        heard = Heard()
+        async with running({"task": nothing}, database, heard=heard, heartbeat_interval=0.1) as runner:
+            lock = "select pg_advisory_lock(hashtextextended('graphile_worker alive ' || $1::text, 0))"
+            async with asyncio.TaskGroup() as group:
+                group.create_task(db.execute(lock, runner.id))
+                await until(lambda: waits(database), "it waits")
+                other = await asyncpg.connect(database)
+                await other.execute(
+                    "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and granted "
+                    "and database = (select oid from pg_database where datname = current_database())"
+                )
+                await other.close()
+            await runner.add_job("task")
+            await heard.until("job:complete")
+            before = (await runner.utils.workers())[0].last_heartbeat_at
+
+            async def beats() -> bool:
+                [worker] = await runner.utils.workers()
+                assert worker.lease is not None
+                return worker.last_heartbeat_at != before and worker.lease["fast"] is None
+
+            await until(beats, "it beats, and does not rely on the lock")
 
     async def test_one_whose_session_is_gone_only_now_lives_for_another_8_seconds(
         self, db: asyncpg.Connection, watch: Watch
@@ -186,9 +227,7 @@ class TestWhoIsDead:
         await enroll(db)
         job = await held_job(db)
         async with db.transaction():
-            await db.execute(
-                "select pg_advisory_xact_lock(hashtextextended('graphile_worker sweep graphile_worker', 0))"
-            )
+            await db.execute("select from graphile_worker._private_python_migrations for update")
             assert await watch.over(20) == []
         assert [found.id for found in (await watch.over(2))[0].jobs] == [job]
 

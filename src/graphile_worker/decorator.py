@@ -182,7 +182,8 @@ class CronDecorator:
         def decorate(thing: T) -> T:
             task = task_of(thing)
             if task is None:
-                raise ConfigurationError(f"{thing!r} is no task. Put @app.cron(…) above @app.task.")
+                name = getattr(thing, "__qualname__", repr(thing))
+                raise ConfigurationError(f"{name} is not a task. Put @app.cron(…) above @app.task.")
             try:
                 spec = task.spec_for({} if payload is None else payload, options)
             except InvalidJobError as error:

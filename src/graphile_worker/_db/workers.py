@@ -84,9 +84,9 @@ def _is_direct(sock: socket.socket, address: str | None, port: int | None) -> bo
     return list(sock.getpeername()[:2]) == [address, port]
 
 
-async def hold_session(connection: Connection, schema: Schema, worker_id: str) -> None:
-    """Let others see that this session of the worker is there."""
-    await connection.execute(statements_for(schema, _FILE)["hold_session"], worker_id)
+async def hold_session(connection: Connection, schema: Schema, worker_id: str) -> bool:
+    """Let others see that this session of the worker is there; False if another session has the lock."""
+    return bool(await connection.fetchval(statements_for(schema, _FILE)["hold_session"], worker_id))
 
 
 async def limit_waits(
@@ -145,7 +145,7 @@ async def take_dead(
     statements = statements_for(schema, _FILE)
     async with read_committed(connection, duration=DURATION):
         await connection.execute(statements["do_not_dawdle"])
-        if not await connection.fetchval(statements["become_sweeper"], schema.name):
+        if not await connection.fetchval(statements["become_sweeper"]):
             return []
         # First, so that those we declare dead now are not among them.
         taken = [row["id"] for row in await connection.fetch(statements["take_dead"], all_dead, busy)]

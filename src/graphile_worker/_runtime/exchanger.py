@@ -114,9 +114,9 @@ class Exchanger:
                     await database.end_backend(connection, schema, self._backend)
                 self._backend = await database.identify_backend(connection, schema)
                 self._tasks = await database.register_tasks(connection, schema, self._identifiers)
-                self.holds_session = self._backend is not None
-                if self.holds_session:
-                    await hold_session(connection, schema, self._worker_id)
+                self.holds_session = self._backend is not None and await hold_session(
+                    connection, schema, self._worker_id
+                )
             self._fetch = None
             if self._session.pool.prepared_statements:
                 self._fetch = await database.prepare(connection, schema)

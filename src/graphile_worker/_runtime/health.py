@@ -204,18 +204,20 @@ class HealthCheck:
         self._server.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._clients) >= _MOST_CONNECTIONS:
+        if len(self._clients) >= _MOST_CONNECTIONS:  # the oldest, because probes send their request at once
             oldest = next(iter(self._clients))
             del self._clients[oldest]
             oldest.transport.abort()
         self._clients[writer] = None
-        with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            async with asyncio.timeout(_REQUEST_TIMEOUT):
-                request = await reader.readuntil(b"\r\n\r\n")
-                writer.write(self._response(request))
-                await writer.drain()
-        self._clients.pop(writer, None)
-        writer.close()
+        try:
+            with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+                async with asyncio.timeout(_REQUEST_TIMEOUT):
+                    request = await reader.readuntil(b"\r\n\r\n")
+                    writer.write(self._response(request))
+                    await writer.drain()
+        finally:
+            self._clients.pop(writer, None)
+            writer.close()
 
     def _response(self, request: bytes) -> bytes:
         method, _, rest = request.decode("latin-1").partition(" ")

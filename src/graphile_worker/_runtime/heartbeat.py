@@ -188,8 +188,9 @@ class Heartbeat:
             connection.add_termination_listener(self._on_termination)
             async with self._statement_on(connection):
                 met = await database.meet(connection, self._schema)
-                if met.is_session:
-                    await database.hold_session(connection, self._schema, self._worker_id)
+                held = met.is_session and await database.hold_session(
+                    connection, self._schema, self._worker_id
+                )
                 if not self._in_transactions():
                     await database.limit_waits(connection, self._schema, self._patience)
         except BaseException:
@@ -201,7 +202,7 @@ class Heartbeat:
         self._is_direct = met.is_direct and self._one_host
         self._metadata["lease"] = {
             "seconds": self._lease.seconds,
-            "fast": self._lease.fast if met.is_session else None,
+            "fast": self._lease.fast if held else None,
             "epoch": met.epoch,
             "tasks": dict(self._lease.tasks),
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import json
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -140,5 +141,6 @@ def _read_payload(given: str | None) -> Any:
     except OSError as error:
         raise click.ClickException(f"{given[1:]} cannot be read: {error.strerror or error}.") from None
     except ValueError as error:
-        hint = """ Quote it for the shell, as in '{"name": "Ann"}'.""" if where == "PAYLOAD" else ""
+        is_garbled = where == "PAYLOAD" and isinstance(error, json.JSONDecodeError)
+        hint = """ Quote it for the shell, as in '{"name": "Ann"}'.""" if is_garbled else ""
         raise click.UsageError(f"{where} is not JSON that can be read: {error}.{hint}") from None

@@ -67,8 +67,9 @@ async def check_pooler(subject: Subject) -> Finding:
         check="pooler",
         level=Level.WARNING,
         says=says,
-        advice="If it is in transaction mode, workers need --no-prepared-statements "
-        "(prepared_statements=False), or fail with errors about prepared statements.",
+        advice="If it is in transaction mode, pass --no-prepared-statements "
+        "(prepared_statements=False). Workers do that by themselves only if the pooler refuses "
+        "their settings, as PgBouncer does by default.",
         details=details,
     )
 

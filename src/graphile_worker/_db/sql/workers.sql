@@ -16,8 +16,9 @@ select
   inet_server_port() as port;
 
 -- name: hold_session
--- Shared, because each of the worker's sessions holds it. Gone when they are.
-select pg_advisory_lock_shared(hashtextextended('graphile_worker alive ' || $1::text, 0));
+-- Shared, because each of the worker's sessions holds it. Gone when they are. Never waited for, because any role that
+-- can connect can take the same lock.
+select pg_try_advisory_lock_shared(hashtextextended('graphile_worker alive ' || $1::text, 0));
 
 -- name: do_not_wait_long
 -- A beat that waits for somebody's lock is to fail, and its session to stay.
@@ -82,8 +83,12 @@ where not exists (
 select set_config('idle_in_transaction_session_timeout', '5000', true), set_config('lock_timeout', '5000', true);
 
 -- name: become_sweeper
--- One at a time in a schema, until the end of the transaction.
-select pg_try_advisory_xact_lock(hashtextextended('graphile_worker sweep ' || $1::text, 0));
+-- One at a time in a schema, until the end of the transaction. A row, and not an advisory lock: any role that can connect
+-- could take that, and no worker would be recovered.
+select true
+from {schema}._private_python_migrations
+where id = (select min(id) from {schema}._private_python_migrations)
+for update skip locked;
 
 -- name: declare_dead
 update {schema}._private_workers as worker
