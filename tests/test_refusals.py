@@ -361,6 +361,27 @@ class TestClaims:
         assert await count(db) == 1
 
 
+    @pytest.mark.usefixtures("soon")
+    async def test_a_job_that_stays_unclaimable_is_told_of_once_though_exchanges_are_sent_ahead(
+        self,
+        db: asyncpg.Connection,
+        database: str,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(refusals_module, "_QUIET", 0.02)
+        heard = Heard()
+        condition = f"{IS_BAD} and new.locked_by is not null"
+        await db.execute(TRIGGER.format(condition=condition, event="update", table="jobs"))
+        async with WorkerUtils(database) as utils:
+            bad = await utils.add_job("task", "bad")
+            await utils.add_jobs(JobSpec("task", n) for n in range(4000))
+        async with running({"task": nothing}, database, heard=heard, concurrency=4, prefetch=50):
+            await heard.until("job:complete", 4000)
+        [warning] = said(caplog)
+        assert f"job {bad.id} (task)" in warning
+
+
 class TestCarefulExchange:
     async def test_every_job_is_recorded_but_the_refused_one(
         self, db: asyncpg.Connection, worker: Client
@@ -759,6 +780,11 @@ class TestState:
         refusal = Refusal("no", "P0001", "task")
         return Reply(datetime.now(UTC), unclaimable=dict.fromkeys(unclaimable, refusal))
 
+    def answer(self, *unclaimable: int, wanted: int = 10, claimed: int = 0) -> dict[int, Refusal]:
+        reply = self.reply(*unclaimable)
+        reply.claimed = [held_for(1000 + n) for n in range(claimed)]
+        return self.refusals.answered(Wish(wanted=wanted), reply)
+
     def plan(self, wanted: int = 10, *, retries: bool = False) -> tuple[set[int], bool]:
         wish, careful = self.refusals.prepare(Wish(wanted=wanted), retries=retries)
         return set(wish.left_out or ()), careful
@@ -780,26 +806,36 @@ class TestState:
         assert self.plan() == (set(), False)
 
     def test_an_unclaimable_job_is_left_out_for_longer_and_longer(self) -> None:
-        assert list(self.refusals.answered(self.reply(7))) == [7]
+        assert list(self.answer(7)) == [7]
         assert self.plan() == ({7}, True)
         for delay in (1, 2, 4, 8, 16, 32, 60, 60):
             self.clock.advance(delay - 0.1)
             assert 7 in self.plan()[0]
             self.clock.advance(0.2)
             assert self.plan() == (set(), True), "tried again, carefully"
-            assert self.refusals.answered(self.reply(7)) == {}, "it was told before"
+            assert self.answer(7) == {}, "it was told before"
         assert self.plan() == ({7}, False), "meanwhile calls are usual ones"
 
     def test_a_job_that_is_claimed_in_the_end_is_not_left_out_any_more(self) -> None:
-        self.refusals.answered(self.reply(7))
+        self.answer(7)
         self.clock.advance(100)
         assert self.plan(wanted=0) == (set(), False), "nothing is tried where nothing is claimed"
         assert self.plan() == (set(), True)
-        self.refusals.answered(self.reply())
+        self.answer()
         assert self.plan() == (set(), False)
 
+    def test_a_job_that_was_not_reached_is_left_out_as_before(self) -> None:
+        self.answer(7)
+        self.clock.advance(100)
+        assert self.plan(wanted=3) == (set(), True)
+        assert self.answer(wanted=3, claimed=3) == {}
+        assert self.plan() == ({7}, False)
+        self.clock.advance(100)
+        assert self.plan() == (set(), True)
+        assert self.answer(7) == {}, "it was told before"
+
     def test_no_more_than_a_thousand_jobs_are_left_out(self) -> None:
-        assert len(self.refusals.answered(self.reply(*range(1500)))) == 1000
+        assert len(self.answer(*range(1500))) == 1000
         assert len(self.plan()[0]) == 1000
 
     def test_a_call_that_took_too_long_is_followed_by_smaller_ones(self) -> None:
@@ -809,7 +845,7 @@ class TestState:
         assert self.refusals.shrink(2)
         assert not self.refusals.shrink(1)
         for _ in range(14):
-            self.refusals.answered(self.reply())
+            self.answer()
         assert self.refusals.limit is None
 
     def test_a_refused_result_waits_and_is_told_to_be_new_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -852,6 +888,14 @@ class TestState:
         assert [results.take(2), results.take(2), results.take(2), results.take(2)] == [
             *(all_of_them[:2], all_of_them[2:4], all_of_them[4:], [])
         ]
+
+    def test_a_limit_also_holds_for_results_that_are_sent_again(self) -> None:
+        results = Results()
+        parked = [Result(held_for(n), Completed(), None) for n in range(4)]
+        for result in parked:
+            results.park(result)
+        results.try_all_again()
+        assert [results.take(3), results.take(3), results.take(3)] == [parked[:3], parked[3:], []]
 
     def test_spare_queues_are_kept_until_they_are_released(self) -> None:
         queues, at = SpareQueues(), datetime.now(UTC)
