@@ -79,9 +79,9 @@ REFUSED_WHEN_DELETED = {
         "raise exception", "perform from no_such_table; raise exception"
     ),
     **{
-        f"trigger that raises {code}": TRIGGER.format(
-            condition=IS_BAD, event="delete", table="jobs"
-        ).replace("using ", f"using errcode = '{code}', ")
+        f"trigger that raises {code}": TRIGGER.format(condition=IS_BAD, event="delete", table="jobs").replace(
+            "using ", f"using errcode = '{code}', "
+        )
         for code in ("42501", "08001")  # no rights on another table, no connection of dblink
     },
 }
@@ -359,7 +359,6 @@ class TestClaims:
             drained = await run_once({"task": nothing}, database, handle_signals=False)
         assert drained == Drained(10, 0)
         assert await count(db) == 1
-
 
     @pytest.mark.usefixtures("soon")
     async def test_a_job_that_stays_unclaimable_is_told_of_once_though_exchanges_are_sent_ahead(

@@ -31,7 +31,7 @@ ADVICE = "alter function public.audit() set search_path = ..."
     ("context", "function"),
     [
         (None, None),
-        ("SQL statement \"select count(*)\"", None),
+        ('SQL statement "select count(*)"', None),
         ("PL/pgSQL function graphile_worker._private_python_exchange_v2(text,bigint[]) line 3 at IF", None),
         ('SQL function "complete_jobs" statement 1', None),
         ("PL/pgSQL function inline_code_block line 5 at PERFORM", None),
@@ -43,9 +43,11 @@ ADVICE = "alter function public.audit() set search_path = ..."
         ("PL/pgSQL関数public.audit()の3行目 - SQLステートメント", "public.audit()"),
         ('PL/Python function "audit"', "audit"),
         (
-            'SQL function "helper" during inlining\n'
-            "PL/pgSQL function public.audit() line 3 at SQL statement\n"
-            "PL/pgSQL function graphile_worker.add_jobs(graphile_worker.job_spec[],boolean) line 9",
+            (
+                'SQL function "helper" during inlining\n'
+                "PL/pgSQL function public.audit() line 3 at SQL statement\n"
+                "PL/pgSQL function graphile_worker.add_jobs(graphile_worker.job_spec[],boolean) line 9"
+            ),
             "helper",
         ),
     ],
