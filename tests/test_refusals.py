@@ -174,8 +174,9 @@ class TestResults:
         assert 'violates check constraint "mine"' in said(caplog)[-1]
         assert not [text for text in said(caplog) if "Failing row" in text]
 
+    @pytest.mark.usefixtures("soon")
     async def test_a_trigger_that_finds_something_locked_each_time_costs_its_job_alone(
-        self, db: asyncpg.Connection, database: str
+        self, db: asyncpg.Connection, database: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         heard = Heard()
         bad = await add(db, payload="bad")
@@ -188,6 +189,7 @@ class TestResults:
             assert await locked(db) == [("job", bad["id"])]
             await db.execute(ALLOW)
             await heard.until("job:complete", 11)
+        assert f"outcome of job {bad['id']} (task)" in said(caplog)[-1]
 
     async def test_a_worker_that_stops_tries_once_more_and_names_what_is_refused(
         self, db: asyncpg.Connection, database: str
@@ -359,6 +361,18 @@ class TestClaims:
             drained = await run_once({"task": nothing}, database, handle_signals=False)
         assert drained == Drained(10, 0)
         assert await count(db) == 1
+
+    async def test_run_once_ends_though_a_trigger_finds_something_locked_each_time(
+        self, db: asyncpg.Connection, database: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        bad = await add(db, payload="bad")
+        await add(db, payload="good")
+        condition = f"{IS_BAD} and new.locked_by is not null"
+        trigger = TRIGGER.format(condition=condition, event="update", table="jobs")
+        await db.execute(trigger.replace("using", "using errcode = 'lock_not_available',"))
+        async with asyncio.timeout(10):
+            assert await run_once({"task": nothing}, database) == Drained(1, 0)
+        assert f"job {bad['id']} (task)" in said(caplog)[-1]
 
     @pytest.mark.usefixtures("soon")
     async def test_a_job_that_stays_unclaimable_is_told_of_once_though_exchanges_are_sent_ahead(
