@@ -697,8 +697,10 @@ class TestSessions:
         async with running({"task": nothing}, database, heard=heard):
             await heard.until("worker:getJob:empty")
             await db.execute("delete from graphile_worker._private_python_sessions")
+            looks = heard.counts["worker:getJob:empty"]
             await add(db)
             await heard.until("job:complete")
+            await heard.until("worker:getJob:empty", looks + 1)  # no exchange is under way: it would say so
             await db.execute(
                 "update graphile_worker._private_python_sessions set generation = generation + 1"
             )
