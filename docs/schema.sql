@@ -115,7 +115,7 @@ begin
         if left(code, 2) in ('53', '57', '58') then
           raise;  -- the server lacks something, or shuts down: not because of this job
         end if;
-        kind := case when left(code, 2) in ('40', '55') then 'busy' else 'refused' end;
+        kind := 'refused';
         id := job_ids[place];
         locked_at := job_locks[place];
         last_error := why;
@@ -628,14 +628,10 @@ begin
           claimed_queues := array_remove(
             claimed_queues, (select job.job_queue_id from "graphile_worker"._private_jobs as job where job.id = candidate)
           );
-          if left(code, 2) in ('40', '55') then
-            is_contended := true;
-          else
-            refused := refused || candidate;
-            refusals := array_append(refusals, why);
-            refusal_states := array_append(refusal_states, code);
-            refusal_origins := array_append(refusal_origins, origin);
-          end if;
+          refused := refused || candidate;
+          refusals := array_append(refusals, why);
+          refusal_states := array_append(refusal_states, code);
+          refusal_origins := array_append(refusal_origins, origin);
         end;
       end loop;
       return query

@@ -131,7 +131,7 @@ async def test_silent_connections_do_not_use_up_files_or_keep_probes_from_answer
             health = runner._parts.health
             status, _ = await asyncio.to_thread(ask, port, "/ready")  # accepted after those
             assert status == 200
-            assert len(health._requests) <= 64
+            assert len(health._clients) <= 64
         finally:
             for one in silent:
                 one.close()

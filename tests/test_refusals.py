@@ -175,8 +175,9 @@ class TestResults:
         assert 'violates check constraint "mine"' in said(caplog)[-1]
         assert not [text for text in said(caplog) if "Failing row" in text]
 
+    @pytest.mark.usefixtures("soon")
     async def test_a_trigger_that_finds_something_locked_each_time_costs_its_job_alone(
-        self, db: asyncpg.Connection, database: str
+        self, db: asyncpg.Connection, database: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         heard = Heard()
         bad = await add(db, payload="bad")
@@ -189,6 +190,7 @@ class TestResults:
             assert await locked(db) == [("job", bad["id"])]
             await db.execute(ALLOW)
             await heard.until("job:complete", 11)
+        assert f"outcome of job {bad['id']} (task)" in said(caplog)[-1]
 
     async def test_a_worker_that_stops_tries_once_more_and_names_what_is_refused(
         self, db: asyncpg.Connection, database: str
@@ -395,6 +397,38 @@ class TestClaims:
             drained = await run_once({"task": nothing}, database, handle_signals=False)
         assert drained == Drained(10, 0)
         assert await count(db) == 1
+
+    async def test_run_once_ends_though_a_trigger_finds_something_locked_each_time(
+        self, db: asyncpg.Connection, database: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        bad = await add(db, payload="bad")
+        await add(db, payload="good")
+        condition = f"{IS_BAD} and new.locked_by is not null"
+        trigger = TRIGGER.format(condition=condition, event="update", table="jobs")
+        await db.execute(trigger.replace("using", "using errcode = 'lock_not_available',"))
+        async with asyncio.timeout(10):
+            assert await run_once({"task": nothing}, database) == Drained(1, 0)
+        assert f"job {bad['id']} (task)" in said(caplog)[-1]
+
+    @pytest.mark.usefixtures("soon")
+    async def test_a_job_that_stays_unclaimable_is_told_of_once_though_exchanges_are_sent_ahead(
+        self,
+        db: asyncpg.Connection,
+        database: str,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(refusals_module, "_QUIET", 0.02)
+        heard = Heard()
+        condition = f"{IS_BAD} and new.locked_by is not null"
+        await db.execute(TRIGGER.format(condition=condition, event="update", table="jobs"))
+        async with WorkerUtils(database) as utils:
+            bad = await utils.add_job("task", "bad")
+            await utils.add_jobs(JobSpec("task", n) for n in range(4000))
+        async with running({"task": nothing}, database, heard=heard, concurrency=4, prefetch=50):
+            await heard.until("job:complete", 4000)
+        [warning] = said(caplog)
+        assert f"job {bad.id} (task)" in warning
 
 
 class TestCarefulExchange:
@@ -699,8 +733,10 @@ class TestSessions:
         async with running({"task": nothing}, database, heard=heard):
             await heard.until("worker:getJob:empty")
             await db.execute("delete from graphile_worker._private_python_sessions")
+            looks = heard.counts["worker:getJob:empty"]
             await add(db)
             await heard.until("job:complete")
+            await heard.until("worker:getJob:empty", looks + 1)  # no exchange is under way: it would say so
             await db.execute(
                 "update graphile_worker._private_python_sessions set generation = generation + 1"
             )
@@ -795,6 +831,11 @@ class TestState:
         refusal = Refusal("no", "P0001", "task")
         return Reply(datetime.now(UTC), unclaimable=dict.fromkeys(unclaimable, refusal))
 
+    def answer(self, *unclaimable: int, wanted: int = 10, claimed: int = 0) -> dict[int, Refusal]:
+        reply = self.reply(*unclaimable)
+        reply.claimed = [held_for(1000 + n) for n in range(claimed)]
+        return self.refusals.answered(Wish(wanted=wanted), reply)
+
     def plan(self, wanted: int = 10, *, retries: bool = False) -> tuple[set[int], bool]:
         wish, careful = self.refusals.prepare(Wish(wanted=wanted), retries=retries)
         return set(wish.left_out or ()), careful
@@ -816,26 +857,36 @@ class TestState:
         assert self.plan() == (set(), False)
 
     def test_an_unclaimable_job_is_left_out_for_longer_and_longer(self) -> None:
-        assert list(self.refusals.answered(self.reply(7))) == [7]
+        assert list(self.answer(7)) == [7]
         assert self.plan() == ({7}, True)
         for delay in (1, 2, 4, 8, 16, 32, 60, 60):
             self.clock.advance(delay - 0.1)
             assert 7 in self.plan()[0]
             self.clock.advance(0.2)
             assert self.plan() == (set(), True), "tried again, carefully"
-            assert self.refusals.answered(self.reply(7)) == {}, "it was told before"
+            assert self.answer(7) == {}, "it was told before"
         assert self.plan() == ({7}, False), "meanwhile calls are usual ones"
 
     def test_a_job_that_is_claimed_in_the_end_is_not_left_out_any_more(self) -> None:
-        self.refusals.answered(self.reply(7))
+        self.answer(7)
         self.clock.advance(100)
         assert self.plan(wanted=0) == (set(), False), "nothing is tried where nothing is claimed"
         assert self.plan() == (set(), True)
-        self.refusals.answered(self.reply())
+        self.answer()
         assert self.plan() == (set(), False)
 
+    def test_a_job_that_was_not_reached_is_left_out_as_before(self) -> None:
+        self.answer(7)
+        self.clock.advance(100)
+        assert self.plan(wanted=3) == (set(), True)
+        assert self.answer(wanted=3, claimed=3) == {}
+        assert self.plan() == ({7}, False)
+        self.clock.advance(100)
+        assert self.plan() == (set(), True)
+        assert self.answer(7) == {}, "it was told before"
+
     def test_no_more_than_a_thousand_jobs_are_left_out(self) -> None:
-        assert len(self.refusals.answered(self.reply(*range(1500)))) == 1000
+        assert len(self.answer(*range(1500))) == 1000
         assert len(self.plan()[0]) == 1000
 
     def test_a_call_that_took_too_long_is_followed_by_smaller_ones(self) -> None:
@@ -845,7 +896,7 @@ class TestState:
         assert self.refusals.shrink(2)
         assert not self.refusals.shrink(1)
         for _ in range(14):
-            self.refusals.answered(self.reply())
+            self.answer()
         assert self.refusals.limit is None
 
     def test_a_refused_result_waits_and_is_told_to_be_new_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -888,6 +939,14 @@ class TestState:
         assert [results.take(2), results.take(2), results.take(2), results.take(2)] == [
             *(all_of_them[:2], all_of_them[2:4], all_of_them[4:], [])
         ]
+
+    def test_a_limit_also_holds_for_results_that_are_sent_again(self) -> None:
+        results = Results()
+        parked = [Result(held_for(n), Completed(), None) for n in range(4)]
+        for result in parked:
+            results.park(result)
+        results.try_all_again()
+        assert [results.take(3), results.take(3), results.take(3)] == [parked[:3], parked[3:], []]
 
     def test_spare_queues_are_kept_until_they_are_released(self) -> None:
         queues, at = SpareQueues(), datetime.now(UTC)

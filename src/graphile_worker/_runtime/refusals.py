@@ -51,6 +51,10 @@ class Refusals:
         self.limit: int | None = None
         """How many results to send, and jobs to claim, in one call. None unless calls took too long."""
 
+    def __bool__(self) -> bool:
+        """Whether what the next call is like depends on the answer to the last one."""
+        return bool(self._careful_until or self._left_out or self.limit)
+
     @property
     def left_out(self) -> int:
         """How many jobs the server has refused to let be claimed."""
@@ -63,7 +67,7 @@ class Refusals:
             wish: What there is room for.
             retries: Whether the call brings results that the server has refused before.
         """
-        if not (retries or self._careful_until or self._left_out or self.limit):
+        if not (retries or self):
             return wish, False
         now = self._clock()
         if now >= self._careful_until:
@@ -87,20 +91,25 @@ class Refusals:
         self.limit = max(1, size // 2)
         return size > 1
 
-    def answered(self, reply: Reply) -> dict[int, Refusal]:
-        """Note an answer. Returns the jobs that are left out from now on, and were not before."""
+    def answered(self, wish: Wish, reply: Reply) -> dict[int, Refusal]:
+        """Note the answer to a call. Returns the jobs that are left out from now on, and were not before."""
         if not (self.limit or self._tested or reply.unclaimable):
             return {}
         if self.limit is not None:
             self.limit = self.limit * 2 if self.limit * 2 < _UNLIMITED else None
         tested, self._tested = self._tested, set()
-        for job_id in tested - reply.unclaimable.keys():
-            del self._left_out[job_id]  # claimed, or gone
         new: dict[int, Refusal] = {}
         now = self._clock()
+        claimed = {held.job.id for held in reply.claimed} if tested else set()
+        for job_id in tested - reply.unclaimable.keys():
+            if job_id in claimed or len(claimed) < wish.wanted:
+                del self._left_out[job_id]  # claimed, or gone
+            else:  # there was enough before it, so it was not tried
+                known = self._left_out[job_id]
+                known.until = now + retry_delay(known.tries)
         for job_id, refusal in reply.unclaimable.items():
-            known = self._left_out.get(job_id)
-            if known is not None:
+            if job_id in self._left_out:
+                known = self._left_out[job_id]
                 known.tries += 1
                 known.until = now + retry_delay(known.tries)
             elif len(self._left_out) < _MOST_LEFT_OUT:

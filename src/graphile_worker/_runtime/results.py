@@ -88,11 +88,13 @@ class Results:
         self._waiting += results
 
     def take(self, limit: int | None = None) -> list[Result]:
-        """What is to be sent now."""
+        """What is to be sent now, and no more than the limit says."""
         results, self._waiting = self._waiting, []
         if limit is not None:
             results, self._waiting = results[:limit], results[limit:]
         for delayed in self._delayed.values():
+            if limit is not None and len(results) >= limit:
+                break
             if delayed.again <= monotonic():
                 results.append(delayed.result)
                 delayed.again = math.inf  # until we are told what became of it

@@ -334,7 +334,7 @@ class Worker(Service):
             self.asking = None
         self.answered = exchange.alive
         try:
-            if not exchange.careful and self._may_send_ahead(exchange.wish, answer):
+            if not (exchange.careful or self._refusals) and self._may_send_ahead(exchange.wish, answer):
                 await self._send_ahead(answer)
         finally:
             self._take_in(exchange, answer)
@@ -374,7 +374,7 @@ class Worker(Service):
         if self._exchanger.holds_session:
             self._vitals.exchanged(exchange.alive)
         self._clock.observe(reply.now)
-        self._leave_out(self._refusals.answered(reply))
+        self._leave_out(self._refusals.answered(exchange.wish, reply))
         if exchange.results and self._in_hand.settle(exchange.results, reply):
             self._refusals.be_careful()
         if exchange.wish.wanted:
