@@ -233,7 +233,7 @@ class TestRefusing:
                 (3, 622, "qqqqq…; it has 200 characters, and at most 128 are stored"[-52:]),
                 (4, 11, "ttttt…; it has 200 characters, and at most 128 are stored"[-52:]),
                 (5, 13, "holds a NUL character, which PostgreSQL cannot store as text"[-52:]),
-                (6, 13, "payload holds half of a surrogate pair, which is no text"[-52:]),
+                (6, 13, "'a' holds half of a surrogate pair, which is not text"[-52:]),
                 (7, 14, "job_key is 'a\\x00b'; PostgreSQL cannot store it as text"[-52:]),
                 (8, 1, "is that of line 1 too; give one of them another: ?id=…"[-52:]),
             ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import threading
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from graphile_worker._db.sql import Schema
 from graphile_worker._runtime import health as health_module
 from graphile_worker._runtime.relay import Relay
 from graphile_worker._runtime.service import Service
-from graphile_worker._runtime.sidecar import Sidecar
+from graphile_worker._runtime.sidecar import Sidecar, SidecarEndedError
 from graphile_worker.logs import ScopedLogger
 from support.jobs import add, existing, lock
 from support.proxy import proxied
@@ -417,3 +418,25 @@ class TestHealth:
                 "it is named",
             )
             assert runner.health().ready, "jobs run without cron"
+
+
+class TestTheSidecar:
+    async def test_coroutine_submitted_after_the_end_is_refused(self) -> None:
+        sidecar = Sidecar()
+        sidecar.start()
+        await sidecar.stop()
+
+        with pytest.raises(SidecarEndedError):
+            await sidecar.run(asyncio.sleep(0))
+
+    async def test_coroutine_that_comes_too_late_to_begin_is_refused(self) -> None:
+        sidecar, ends = Sidecar(), threading.Event()
+        sidecar.start()
+        sidecar.call(lambda: (sidecar.end(), ends.wait(10)))  # its loop's last turn
+
+        waiting = [sidecar.submit(asyncio.sleep(0)) for _ in range(3)]
+        ends.set()
+        await sidecar.stop()
+
+        outcomes = await asyncio.gather(*map(asyncio.wrap_future, waiting), return_exceptions=True)
+        assert {type(one) for one in outcomes} <= {SidecarEndedError, type(None), asyncio.CancelledError}

@@ -28,7 +28,7 @@ from graphile_worker._runtime.notifier import Notifier
 from graphile_worker._runtime.processes import Processes
 from graphile_worker._runtime.relay import Relay
 from graphile_worker._runtime.scheduler import Scheduler
-from graphile_worker._runtime.sidecar import Sidecar
+from graphile_worker._runtime.sidecar import Sidecar, SidecarEndedError
 from graphile_worker._runtime.stale_locks import StaleLocks
 from graphile_worker._runtime.sweeping import Sweeping
 from graphile_worker._runtime.vitals import Vitals
@@ -296,7 +296,8 @@ class Parts:
         await self._stale_locks.stop()
         await self._cancelling.stop()
         if self._sweeping is not None and self.health.phase != "starting":
-            await self._sidecar.run(self._sweeping.stop())
+            with suppress(SidecarEndedError):  # the event loop is being closed, and took it along
+                await self._sidecar.run(self._sweeping.stop())
         await self._flags.close()
         await self.worker.end()
         await self._let_go()

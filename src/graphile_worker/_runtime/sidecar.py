@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class SidecarEndedError(RuntimeError):
+    """The thread has ended, so a coroutine cannot run there any more."""
+
+
 class Sidecar:
     """Runs coroutines on a thread of its own."""
 
@@ -21,6 +25,8 @@ class Sidecar:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._loop: Future[asyncio.AbstractEventLoop] = Future()
         self._stopping = asyncio.Event()
+        self._submitted: dict[Future[Any], Coroutine[Any, Any, Any]] = {}
+        self._has_ended = False
 
     def start(self) -> None:
         """Begin."""
@@ -28,8 +34,19 @@ class Sidecar:
         self._loop.result()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run it there; called from any other thread."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop.result())
+        """Run it there; called from any other thread.
+
+        The result is a `SidecarEndedError` if the thread ends before the coroutine begins.
+        """
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop.result())
+        except RuntimeError:  # its loop is closed
+            future = Future()
+        self._submitted[future] = coroutine
+        future.add_done_callback(lambda done: self._submitted.pop(done, None))
+        if self._has_ended:
+            self._refuse_the_rest()
+        return future
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it there, and wait for it here."""
@@ -67,6 +84,16 @@ class Sidecar:
             elif not (self._stopping.is_set() and isinstance(error, RuntimeError)):
                 raise
             # Otherwise the program is ending too, and asyncio cannot begin the thread that ends others.
+        finally:
+            self._has_ended = True
+            self._refuse_the_rest()
+
+    def _refuse_the_rest(self) -> None:
+        """End what was submitted too late to begin: its caller would wait for ever."""
+        for future, coroutine in list(self._submitted.items()):
+            coroutine.close()
+            if future.set_running_or_notify_cancel():
+                future.set_exception(SidecarEndedError("The thread has ended."))
 
     async def _live(self) -> None:
         self._loop.set_result(asyncio.get_running_loop())
