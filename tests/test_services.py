@@ -432,7 +432,12 @@ class TestTheSidecar:
     async def test_coroutine_that_comes_too_late_to_begin_is_refused(self) -> None:
         sidecar, ends = Sidecar(), threading.Event()
         sidecar.start()
-        sidecar.call(lambda: (sidecar.end(), ends.wait(10)))  # its loop's last turn
+
+        def end() -> None:
+            sidecar.end()
+            ends.wait(10)  # in the last turn of its loop
+
+        sidecar.call(end)
 
         waiting = [sidecar.submit(asyncio.sleep(0)) for _ in range(3)]
         ends.set()
