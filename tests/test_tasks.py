@@ -347,8 +347,10 @@ class TestEnqueueing:
         @app.task
         async def ship(customer: int) -> None: ...
 
-        job = await ship.using(queue_name=queue_name).enqueue(7)
-        assert job.queue_name == queue_name, "where a job is added any name is possible"
+        with pytest.raises(InvalidJobError, match=r"not a template\. Pass the name itself, for example f'"):
+            ship.using(queue_name=queue_name)
+        job = await app.add_job("ship", {"customer": 7}, queue_name=queue_name)
+        assert job.queue_name == queue_name, "as SQL and Node can name it"
 
     async def test_a_job_is_a_part_of_the_callers_transaction(self, app: App, db: asyncpg.Connection) -> None:
         @app.task

@@ -99,15 +99,29 @@ def read_executor(given: object, function: Any) -> ExecutorOption:
 
 
 def refuse_queue_template(identifier: str, queue_name: object) -> None:
-    """Refuse braces in the queue name of a declaration: all its jobs would share a queue of that name.
-
-    Where a job is added any name is possible, as in SQL and in Node.
-    """
-    if isinstance(queue_name, str) and ("{" in queue_name or "}" in queue_name):
+    """Refuse braces in the queue name of a declaration: all its jobs would share a queue of that name."""
+    if _has_braces(queue_name):
         raise ConfigurationError(
             f"The task {identifier!r} has queue_name={queue_name!r}. Only job_key can be a template. Name "
             f"the queue where the job is added: using(queue_name=f{queue_name!r})."
         )
+
+
+def refuse_queue_braces(queue_name: object) -> None:
+    """Refuse braces in the queue name of a task's job: an f is missing before the text, as a rule.
+
+    `App.add_job` takes any name, as SQL and Node do.
+    """
+    if _has_braces(queue_name):
+        raise InvalidJobError(
+            f"queue_name is {queue_name!r}, and a queue name is not a template. Pass the name itself, for "
+            f"example f{queue_name!r}; app.add_job takes a name with braces.",
+            argument="queue_name",
+        )
+
+
+def _has_braces(queue_name: object) -> bool:
+    return isinstance(queue_name, str) and ("{" in queue_name or "}" in queue_name)
 
 
 def check_many(function: str, what: str, given: object) -> None:

@@ -34,6 +34,7 @@ from graphile_worker.task_options import (
     check_many,
     read_executor,
     read_timeout,
+    refuse_queue_braces,
     refuse_queue_template,
     with_timeout,
 )
@@ -112,6 +113,7 @@ class Enqueuer(Generic[Q]):
                 `WorkerUtils.add_job`; and `timeout`, in place of the task's.
         """
         check_job_options("using", options)
+        refuse_queue_braces(options.get("queue_name"))
         new: Enqueuer[Q] = Enqueuer()
         new._task = self._task
         new._options = {**self._options, **options}
