@@ -206,7 +206,7 @@ class TestResults:
                 await runner.stop()
         assert raised.value.jobs == (bad["id"],)
         workers = "select count(*) from graphile_worker._private_workers"
-        assert await db.fetchval(workers) == 1, "or nobody would free the job"
+        assert await db.fetchval(workers) == 1, "or no worker would free the job"
 
     async def test_a_worker_that_stops_records_what_is_accepted_by_then(
         self, db: asyncpg.Connection, database: str

@@ -370,7 +370,7 @@ class TestRecovery:
     async def test_calls_the_hook_on_the_event_loop_of_the_worker(
         self, db: asyncpg.Connection, database: str
     ) -> None:
-        variable.set("of whoever started the worker")
+        variable.set("of the caller that started the worker")
         asked: list[object] = []
 
         async def decide(_job: object, _worker: object) -> Recovery:
@@ -383,7 +383,7 @@ class TestRecovery:
             job = (await add(db))["id"]
             await lock(db, job, by="w")
             await heard.until("worker:recovered")
-        assert asked == [asyncio.get_running_loop(), "of whoever started the worker"]
+        assert asked == [asyncio.get_running_loop(), "of the caller that started the worker"]
         assert (await existing(db, job))["last_error"] == "it may have been paid already"
 
 

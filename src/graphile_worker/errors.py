@@ -94,7 +94,7 @@ class TaskTimeoutError(TaskError):
 
 
 class TaskProcessError(TaskError):
-    """The process that a task ran in ended before the task did: it crashed, or somebody killed it.
+    """The process that a task ran in ended before the task did: it crashed, or was killed.
 
     Attributes:
         interrupted: Whether the worker is the reason, and not the task: then the job's attempt is given back.

@@ -84,7 +84,7 @@ async def run(
             task that was made with ``@task``. An ``async def`` runs on the event loop, a ``def`` on a thread.
         task_directory: A folder with a file for each task, in place of `tasks`; see docs/command-line.md.
         dsn: The connection string; by default ``DATABASE_URL``, or the ``PG*`` variables.
-        pool: A pool of asyncpg's in place of `dsn`. The worker keeps two of its connections, and one
+        pool: An asyncpg pool instead of `dsn`. The worker keeps two of its connections, and one
             or two that its tasks cannot hold: it needs four. It is not closed.
         schema: The schema's name; by default ``GRAPHILE_WORKER_SCHEMA``, or ``graphile_worker``.
         concurrency: How many jobs run at once.

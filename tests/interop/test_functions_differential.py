@@ -724,7 +724,7 @@ def report(found: Sequence[Difference]) -> str:
 
 
 class Pair:
-    """A database that npm installed and one of ours, on one server, and what was found on them."""
+    """A database that npm installed and one that we did, on one server, and what was found on them."""
 
     def __init__(self, theirs: str, ours: str, scratch: str) -> None:
         self.theirs, self.ours, self.scratch = theirs, ours, scratch
@@ -998,7 +998,7 @@ FAULTS = (
 
 
 async def install_with(fault: Fault, dsn: str) -> None:
-    """Install our schema anew, with the fault in it."""
+    """Install our schema again, with the fault in it."""
     schema = Schema()
     connection = await asyncpg.connect(dsn)
     try:

@@ -65,8 +65,8 @@ async def add_jobs(
 ) -> list[Job]:
     """Add all or, if one cannot be added, none.
 
-    Returns them; if nobody is going to read them, it may return none, which is faster. For `idle` seconds the
-    transaction may wait for the next specs.
+    Returns them; it may return none, which is faster, if the caller does not read them. The transaction
+    may wait for the next specs for `idle` seconds.
     """
     statements = statements_for(schema, "jobs.sql")
     async with transaction(connection, idle=idle):

@@ -157,7 +157,7 @@ class Pool:
         self._lanes: Lanes[_Idle] = Lanes(max_size, reserve)
         self._usage = PoolUsage(max_size, self._logger)
         self._busy: set[asyncpg.Connection] = set()
-        """Connections of ours with a statement of ours."""
+        """Our connections that run one of our statements."""
         self._ending: set[asyncio.Task[None]] = set()
         self._released = asyncio.Event()
         self._target: Target | None = None

@@ -42,13 +42,13 @@ class Wanted(NamedTuple):
     """What is to be added."""
 
     new: list[Due]
-    """Jobs of minutes that nobody has had."""
+    """Jobs of minutes that no scheduler has added."""
     wanted: list[Due]
     """Of these the ones to add: neither those that would overlap, nor those that others would replace."""
 
 
 class Changed(NamedTuple):
-    """What became of jobs that middleware had changed."""
+    """The outcome of adding jobs that middleware had changed."""
 
     jobs: list[Job] | None = None
     """Those that were added; None if others had added jobs of all these minutes."""
@@ -143,7 +143,7 @@ async def _prepare(connection: Connection, schema: Schema, specs: Sequence[JobSp
 async def _new_and_wanted(
     connection: Connection, schema: Schema, due: Sequence[Due], last: Mapping[str, datetime | None]
 ) -> tuple[list[Due], list[Due]]:
-    """Those of minutes that nobody has had, and of these the ones whose jobs are to be added."""
+    """Those of minutes that no scheduler has added, and of these the ones whose jobs are to be added."""
     new = [one for one in due if (had := last[one.identifier]) is None or had < one.minute]
     keys = [one.spec.job_key for one in new if one.exclusive]
     statement = statements_for(schema, "cron.sql")["find_unfinished"]
@@ -161,7 +161,7 @@ async def _record(connection: Connection, schema: Schema, new: Sequence[Due]) ->
 async def add(
     connection: Connection, schema: Schema, specs: Sequence[JobSpec], *, read: bool = True
 ) -> list[Job]:
-    """Add jobs, in the order of the specs; if nobody is going to read them it may return none."""
+    """Add jobs, in the order of the specs; it may return none if the caller does not read them."""
     jobs: list[Job] = []
     for run in _runs(specs):
         if len(run) == 1:

@@ -221,7 +221,7 @@ async def exchange(
         connection: Where to ask.
         schema: Whose jobs.
         worker_id: The worker that holds the jobs.
-        results: What became of jobs.
+        results: The outcomes of jobs.
         wish: What to claim.
         tasks: The worker's tasks by their ids.
         fetch: What `prepare` returned.

@@ -17,7 +17,7 @@ BREAKING_COLUMN = "breaking boolean"
 
 
 class OwnMigration(NamedTuple):
-    """A step that adds objects of ours; its script is ``own/<id>_<name>.sql``.
+    """A step that adds our own objects; its script is ``own/<id>_<name>.sql``.
 
     Ids only grow. One that is missing belongs to a step whose objects a later step replaces.
     """
@@ -28,7 +28,7 @@ class OwnMigration(NamedTuple):
 
 WORKERS = OwnMigration(1, "workers")
 FUNCTIONS = OwnMigration(7, "functions")
-"""Replaces add_job and add_jobs by those of this release, where an earlier release of ours made them."""
+"""Replaces add_job and add_jobs by those of this release, where an earlier one of this library made them."""
 OWN_MIGRATIONS: Sequence[OwnMigration] = (
     WORKERS,
     OwnMigration(2, "indexes"),

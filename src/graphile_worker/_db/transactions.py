@@ -2,7 +2,7 @@
 
 A worker may freeze between two statements, or be cut off. Its transaction would keep its locks until the
 server notices that the connection is dead, which takes hours; behind PgBouncer it may never notice. So each
-transaction of ours begins with a limit, after which the server rolls it back. Callers' transactions stay as
+of our transactions begins with a limit, after which the server rolls it back. Callers' transactions stay as
 they are.
 """
 
@@ -73,7 +73,7 @@ async def transaction(
 ) -> AsyncIterator[None]:
     """A transaction that the server ends if it stands still for so long; inside of another, a part of it.
 
-    As a part of a transaction of ours it changes the limits of that. The caller's has no limits of ours.
+    Inside of one of our transactions it changes the limits of that. A caller's transaction gets no limits.
 
     Args:
         connection: Where it is.

@@ -31,7 +31,7 @@ class SupersededError(Exception):
 async def add_through(
     around: Around, session: Session, due: Sequence[Due], logger: ScopedLogger
 ) -> list[Due]:
-    """Add the jobs of minutes that nobody has had; return those that were given to the middleware and added.
+    """Add the jobs of minutes that no scheduler has added; return those that passed the middleware.
 
     Middleware is the user's code and may take long, so it runs before anything is locked. If other workers
     add some of the jobs meanwhile, it is asked again about the rest.

@@ -1,4 +1,4 @@
-"""What becomes of a child that a task forks: it runs the task's code, and nothing of ours."""
+"""A child that a task forks runs the task's code, and none of this library's."""
 
 from __future__ import annotations
 

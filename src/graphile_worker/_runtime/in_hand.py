@@ -108,7 +108,7 @@ class InHand:
         if refusal.is_about_data and not isinstance(result.outcome, Completed) and not result.plain:
             # Something that the task said of its job cannot be stored.
             self._logger.warning(
-                "The database refuses what became of job %d (%s): %s. Recording less of it",
+                "The database refuses the outcome of job %d (%s): %s. Recording less of it",
                 *(job.id, job.task_identifier, refusal.message),
             )
             self.results.send_plain(replace(result, plain=True))

@@ -216,7 +216,7 @@ class Runner:
             if unreachable or too_late or dying:
                 raise _unrecorded(worker.in_hand)
             await _first_of(worker.idle, self._interrupt, seconds=_STEP)
-        if worker.in_hand:  # the server refuses to record what became of these
+        if worker.in_hand:  # the server refuses to record their outcomes
             raise _unrecorded(worker.in_hand)
 
     def _report_unrecorded(self, error: ShutdownError) -> None:

@@ -282,7 +282,7 @@ class Processes:
                     await member.send(await self._answer(asked))
 
     def _misdirected(self, request: Request, reply: Request) -> TaskProcessError:
-        """Say that a process cannot be trusted any more; whoever gets the error ends it."""
+        """Say that a process cannot be trusted any more; the code that gets the error ends it."""
         self._surroundings.logger.warning(
             "Process %d answered for another job than %d, so it is ended and the job runs again: %s instead "
             "of %s",

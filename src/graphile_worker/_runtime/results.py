@@ -20,7 +20,7 @@ _LONGEST_BUSY = 1.0
 
 @dataclass(slots=True)
 class _Delayed:
-    """A result that waits: for somebody's transaction on the job's row, or because the server refused it."""
+    """A result that waits: for another transaction on the job's row, or because the server refused it."""
 
     result: Result
     tries: int
@@ -97,7 +97,7 @@ class Results:
                 break
             if delayed.again <= monotonic():
                 results.append(delayed.result)
-                delayed.again = math.inf  # until we are told what became of it
+                delayed.again = math.inf  # until the reply tells its outcome
         return results
 
     def put_back(self, results: list[Result], *, perhaps_recorded: bool) -> None:
@@ -143,7 +143,7 @@ class Results:
         return tries == 0
 
     def send_plain(self, result: Result) -> None:
-        """Send this at once, in place of what was refused."""
+        """Send this at once, instead of what was refused."""
         self._forget(result.held)
         self._waiting.append(result)
 

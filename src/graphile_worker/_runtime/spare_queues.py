@@ -1,7 +1,7 @@
 """Serial queues that the worker holds without a job of theirs, until they are released.
 
 They are found after a lost connection. A queue whose row another transaction has locked at that moment
-cannot be released at once, and nobody else may release it while the worker lives.
+cannot be released at once, and no other worker may release it while this one lives.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SpareQueues:
         self.again = monotonic() if queues else None
 
     def keep(self, still_locked: Collection[int]) -> None:
-        """All others are released, or locked by somebody else."""
+        """All others are released, or locked by another worker."""
         self._queues = {queue_id: at for queue_id, at in self._queues.items() if queue_id in still_locked}
         self.again = monotonic() + min(_SHORTEST * 2.0**self._tries, _LONGEST) if self._queues else None
         self._tries = min(self._tries + 1, 20)

@@ -69,7 +69,7 @@ select pg_catalog.current_setting('role') as role, pg_catalog.current_setting('s
 select pg_catalog.set_config('role', $1, true), pg_catalog.set_config('search_path', $2, true);
 
 -- name: resolve_names
--- What is installed must not refer to functions or operators that somebody made elsewhere.
+-- What is installed must not refer to functions or operators that another role made elsewhere.
 set local search_path = pg_catalog, pg_temp;
 
 -- name: act_as

@@ -1,7 +1,7 @@
 -- What our own sessions set, whatever the server, the database or the role has as its default.
 --
--- search_path: with any other a function or operator that somebody made in `public` may fit a call better than the
--- one in pg_catalog, and would run with the worker's rights. The timeouts are for people's statements: each of ours
+-- search_path: with any other a function or operator that another role made in `public` may fit a call better than the
+-- one in pg_catalog, and would run with the worker's rights. The timeouts are for people's statements: each of our own
 -- that must not take long says so itself.
 
 -- name: set_for_session

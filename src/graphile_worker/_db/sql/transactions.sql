@@ -1,4 +1,4 @@
--- How a transaction of ours begins: in one round trip, with limits. A worker that freezes, or is cut off, in the
+-- How our transactions begin: in one round trip, with limits. A worker that freezes, or is cut off, in the
 -- middle of one would otherwise keep its locks until the server notices: for hours.
 
 -- name: begin

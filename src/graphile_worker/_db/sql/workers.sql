@@ -253,14 +253,14 @@ full join held on held.id {=} worker.id
 order by worker.started_at nulls last, id;
 
 -- name: is_stale
--- Graphile Worker's rule: nobody holds a lock for longer than four hours.
+-- Graphile Worker's rule: no worker holds a lock for longer than four hours.
 locked_at < now() - interval '4 hours'
 
 -- name: find_stale_jobs
 select id from {schema}._private_jobs where {is_stale};
 
 -- name: unlock_stale_jobs
--- Jobs before queues, and waiting for nobody.
+-- Jobs before queues, and without waiting.
 with stale as (
   select id from {schema}._private_jobs where id = any ($1::bigint[]) and {is_stale}
   for update skip locked

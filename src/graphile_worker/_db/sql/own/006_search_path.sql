@@ -1,6 +1,6 @@
--- Functions that an earlier release of ours installed get the search_path that they are created with by now, so that
--- whatever a caller's path is, none of the names in them leads to a function or operator that somebody made elsewhere.
--- Those that npm or the Rust port made stay as they are; each of ours is known by words of its text.
+-- Functions that an earlier release of this library installed get the search_path that new ones are created with. So
+-- none of their names leads to a function or operator that another role made, whatever a caller's path is.
+-- Functions that npm or the Rust port made stay as they are; each of our own is known by words of its text.
 do $body$
 declare
   ours regprocedure;
