@@ -226,6 +226,7 @@ class TestConnections:
             ({"dsn": "postgresql://localhost:x/y"}, "connection string cannot be read"),
             ({"schema": ""}, "schema"),
             ({"max_pool_size": 0}, "max_pool_size is 0"),
+            ({"max_pool_size": 1.5}, "max_pool_size is 1.5"),
             ({"pool": 3}, "takes a pool of asyncpg's"),
         ]:
             with pytest.raises(ConfigurationError, match=why):

@@ -131,7 +131,8 @@ class Pool:
         timeout: float | None = None,
         logger: AnyLogger | None = None,
     ) -> None:
-        if max_size not in range(1, 2**31):
+        # By its type first: a range looks for what is not an int at each of its numbers.
+        if type(max_size) is not int or max_size not in range(1, 2**31):
             raise ConfigurationError(f"max_pool_size is {max_size!r}; it must be an integer, at least 1.")
         if pool is not None and not isinstance(pool, asyncpg.Pool):
             if isinstance(pool, Pool):  # one that stands for a connection of a test's

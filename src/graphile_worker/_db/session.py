@@ -37,7 +37,8 @@ class Session:
     def __init__(
         self, schema: Schema, pool: Pool, logger: AnyLogger, max_payload_size: int = MAX_PAYLOAD_SIZE
     ) -> None:
-        if isinstance(max_payload_size, bool) or max_payload_size not in range(1, 2**30):
+        # By its type first: a range looks for what is not an int at each of its numbers.
+        if type(max_payload_size) is not int or max_payload_size not in range(1, 2**30):
             raise ConfigurationError(
                 f"max_payload_size is {max_payload_size!r}; it must be a number of bytes from 1 to "
                 f"{2**30 - 1:,}: PostgreSQL stores no more in one value."
