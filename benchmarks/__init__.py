@@ -1,1 +1,1 @@
-"""How fast it is, beside others: `make bench`, `make bench-scaling`."""
+"""Benchmarks against other job queues, and of scaling: `make bench`, `make bench-scaling`."""

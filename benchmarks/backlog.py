@@ -1,4 +1,4 @@
-"""Jobs in our schema that SQL adds by the hundred thousand, and the time that an exchange takes then."""
+"""Large backlogs that SQL inserts directly, and the time that an exchange takes with them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import asyncpg
 
 from benchmarks.contenders import CONTENDERS
-from graphile_worker._db.exchange import Wish, exchange, identify_backend, register_tasks
-from graphile_worker._db.sql import Schema
+from graphile_worker._db.queries.exchange import ClaimRequest, exchange, identify_backend, register_tasks
+from graphile_worker._db.sql_files import Schema
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from benchmarks.arena import Arena
+    from benchmarks.workbench import Workbench
 
 _SCHEMA = Schema()
 _TASK, _OTHER_TASK = "trivial", "other"
@@ -28,7 +28,7 @@ _WARM_UP, _SAMPLES = 5, 30
 _CLAIMED = 10
 _LIMIT = 300.0
 _EMPTY = "truncate graphile_worker._private_jobs, graphile_worker._private_job_queues"
-_FORGET = """
+_DELETE_STATISTICS = """
 delete from pg_statistic where starelid in (
   select oid from pg_class where relnamespace = 'graphile_worker'::regnamespace
 )
@@ -49,7 +49,7 @@ where task.identifier = $1
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What the jobs are like; by default they can run."""
+    """The properties of the jobs. The defaults make a runnable job."""
 
     task: str = _TASK
     queue: str | None = None
@@ -59,16 +59,16 @@ class Kind:
     flags: str | None = None
 
 
-_BEFORE = timedelta(hours=-1)
+_OVERDUE = timedelta(hours=-1)
 RUNNABLE = Kind()
 UNRUNNABLE = {
-    "of other tasks": Kind(_OTHER_TASK, delay=_BEFORE),
-    "in a locked queue": Kind(queue="locked", delay=_BEFORE),
-    "due later, of a better priority": Kind(priority=-1, delay=timedelta(days=1)),
-    "with a forbidden flag": Kind(delay=_BEFORE, flags=f'{{"{_FLAG}": true}}'),
-    "that failed for good": Kind(delay=_BEFORE, attempts=25),
+    "of other tasks": Kind(_OTHER_TASK, delay=_OVERDUE),
+    "in a locked queue": Kind(queue="locked", delay=_OVERDUE),
+    "due later, with a higher priority": Kind(priority=-1, delay=timedelta(days=1)),
+    "with a forbidden flag": Kind(delay=_OVERDUE, flags=f'{{"{_FLAG}": true}}'),
+    "failed permanently": Kind(delay=_OVERDUE, attempts=25),
 }
-"""Jobs that a worker must get past, to those that it can run."""
+"""Jobs that a worker must skip to reach the jobs that it can run."""
 
 
 class Backlog:
@@ -79,11 +79,11 @@ class Backlog:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, arena: Arena) -> AsyncIterator[Backlog]:
+    async def open(cls, workbench: Workbench) -> AsyncIterator[Backlog]:
         """Connect as a worker does."""
-        ours = CONTENDERS["ours"]
-        await arena.feeder(ours)
-        connection = await asyncpg.connect(arena.dsn(ours), command_timeout=_LIMIT)
+        contender = CONTENDERS["python"]
+        await workbench.feeder(contender)
+        connection = await asyncpg.connect(workbench.dsn(contender), command_timeout=_LIMIT)
         try:
             await identify_backend(connection, _SCHEMA)
             yield cls(connection)
@@ -91,7 +91,7 @@ class Backlog:
             await connection.close()
 
     async def fill(self, count: int, kind: Kind = RUNNABLE, *, analyse: bool = True) -> None:
-        """Have so many jobs, and some that can run behind those that cannot."""
+        """Replace all jobs with a backlog. Behind unrunnable jobs, add some runnable ones."""
         await register_tasks(self.connection, _SCHEMA, [_TASK, _OTHER_TASK])
         await self.connection.execute(_EMPTY)
         await self.connection.execute(_LOCK_QUEUE)
@@ -107,20 +107,23 @@ class Backlog:
         )
 
     async def forget_statistics(self) -> None:
-        """As if no table had ever been analysed; a truncated one is new to the planner in all else."""
-        await self.connection.execute(_FORGET)
+        """Delete all statistics, as if no table had ever been analysed.
+
+        In all other respects a truncated table is new to the planner anyway.
+        """
+        await self.connection.execute(_DELETE_STATISTICS)
 
     async def claim_time(self, samples: int = _SAMPLES) -> float:
-        """Milliseconds for an exchange that claims ten jobs, which it gives back."""
+        """Return the milliseconds of an exchange that claims ten jobs. A rollback releases them."""
         tasks = await register_tasks(self.connection, _SCHEMA, [_TASK])
-        wish = Wish(wanted=_CLAIMED, forbidden_flags=[_FLAG])
-        taken = []
+        request = ClaimRequest(wanted=_CLAIMED, forbidden_flags=[_FLAG])
+        durations = []
         for _ in range(_WARM_UP + samples):
             transaction = self.connection.transaction()
             await transaction.start()
             begin = time.perf_counter()
-            answer = await exchange(self.connection, _SCHEMA, "benchmark", (), wish, tasks)
-            taken.append(time.perf_counter() - begin)
+            answer = await exchange(self.connection, _SCHEMA, "benchmark", (), request, tasks)
+            durations.append(time.perf_counter() - begin)
             await transaction.rollback()
             assert answer.only_jobs == _CLAIMED
-        return statistics.median(taken[_WARM_UP:]) * 1000
+        return statistics.median(durations[_WARM_UP:]) * 1000

@@ -1,7 +1,7 @@
-"""What it costs a worker to make the arguments of a task out of a payload: ``python -m benchmarks.binding``.
+"""Measure the time from a payload to a task's arguments: ``python -m benchmarks.binding``.
 
-The payload has three scalars, and comes as text, as the driver gives it. The goal is 5 µs for everything:
-decoding, checking, the context. msgspec alone, decoding into a struct of the same three fields, is the floor.
+The payload has three scalars. It is text, as the database driver returns it. The goal is 5 µs for everything:
+decoding, checking and the context. The floor is msgspec alone, decoding into a struct with the same fields.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from graphile_worker import Job, JobContext, JobState, Task, WorkerUtils, task
-from graphile_worker._runtime.handlers import read_handlers
-from graphile_worker.context import Surroundings
-from graphile_worker.logs import ScopedLogger
-from graphile_worker.payload import decode_payload
-from graphile_worker.specs import Specs
+from graphile_worker._base.logs import ScopedLogger
+from graphile_worker._base.payload import decode_payload
+from graphile_worker._tasks.specs import Specs
+from graphile_worker._worker.execution.completion import Completions
+from graphile_worker._worker.execution.handlers import read_handlers
+from graphile_worker.context import WorkerEnvironment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,56 +40,56 @@ class _Floor(msgspec.Struct, gc=False):
 
 @task
 async def keywords(user_id: int, template: str, ratio: float) -> None:
-    """Three parameters."""
+    """Take three parameters."""
 
 
 @task
 async def with_context(ctx: JobContext, user_id: int, template: str, ratio: float) -> None:
-    """Three parameters and the context."""
+    """Take three parameters and the context."""
 
 
 @task
 async def with_defaults(ctx: JobContext, user_id: int, *, template: str = "", ratio: float = 1.0) -> None:
-    """The same by keyword."""
+    """Take keyword-only parameters with defaults, and the context."""
 
 
 @task
 async def struct(payload: _Floor, ctx: JobContext) -> None:
-    """The payload as one value."""
+    """Take the payload as one value."""
 
 
 async def by_position(payload: Any, ctx: Any) -> None:
-    """A plain function of a mapping."""
+    """Take the payload as a mapping, in a plain function."""
 
 
 class Cost(NamedTuple):
-    """Of one way to take a payload."""
+    """The cost of one way to take a payload."""
 
     name: str
     microseconds: float
 
 
 def measure(count: int) -> list[Cost]:
-    """The best of several rounds for each way, each with so many payloads."""
+    """Return the cost of each way: the best of several rounds with a number of payloads each."""
     tasks: list[Task[..., ..., Any]] = [keywords, with_context, with_defaults, struct]
     functions: dict[str, Callable[..., Any]] = {one.identifier: one for one in tasks}
     handlers = read_handlers({**functions, "by_position": by_position})
-    surroundings = asyncio.run(_surroundings())
+    environment = asyncio.run(_environment())
     floor = msgspec.json.Decoder(_Floor).decode
     ways: dict[str, Callable[[], object]] = {"msgspec alone": partial(floor, _TEXT)}
     for name, handler in handlers.items():
-        ways[name] = partial(_bind, handler, a_job(name), surroundings)
+        ways[name] = partial(_bind, handler, make_job(name), environment)
     return [
         Cost(name, min(_seconds(way, count) for _ in range(_ROUNDS)) / count * 1e6)
         for name, way in ways.items()
     ]
 
 
-def _bind(handler: Any, job: Job, surroundings: Surroundings) -> None:
-    # As in the worker, where the job is made with the payload in it.
+def _bind(handler: Any, job: Job, environment: WorkerEnvironment) -> None:
+    # As in the worker, which creates the job with its payload.
     job_payload = decode_payload(_TEXT)
     msgspec.structs.force_setattr(job, "payload", job_payload)
-    handler.call(job, surroundings)
+    handler.call(job, environment)
 
 
 def _seconds(way: Callable[[], object], count: int) -> float:
@@ -98,21 +99,26 @@ def _seconds(way: Callable[[], object], count: int) -> float:
     return perf_counter() - started
 
 
-async def _surroundings() -> Surroundings:
-    return some_surroundings()
+async def _environment() -> WorkerEnvironment:
+    return make_environment()
 
 
-def some_surroundings() -> Surroundings:
-    """What jobs of a worker share; to be called on an event loop."""
+def make_environment() -> WorkerEnvironment:
+    """Return the environment that a worker's jobs share. Call it on an event loop."""
     logger = ScopedLogger(logging.getLogger("graphile_worker"), {})
     utils = WorkerUtils("postgresql://localhost/none")
-    return Surroundings(
-        worker_id="w", utils=utils, logger=logger, now=lambda: datetime.now(UTC), specs=Specs({})
+    return WorkerEnvironment(
+        worker_id="w",
+        utils=utils,
+        logger=logger,
+        now=lambda: datetime.now(UTC),
+        specs=Specs({}),
+        completions=Completions(utils._session, "w"),  # noqa: SLF001 - as a worker does
     )
 
 
-def a_job(task_identifier: str, payload: Any = None) -> Job:
-    """A job of that task, as it is claimed."""
+def make_job(task_identifier: str, payload: Any = None) -> Job:
+    """Return a claimed job of a task."""
     now = datetime.now(UTC)
     return Job(
         id=1, task_identifier=task_identifier, queue_name=None, payload=payload, priority=0, run_at=now,
@@ -125,12 +131,12 @@ def a_job(task_identifier: str, payload: Any = None) -> Job:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.binding", description=__doc__)
-    parser.add_argument("--count", type=int, default=100_000, metavar="N", help="payloads in a round")
+    parser.add_argument("--count", type=int, default=100_000, metavar="N", help="payloads per round [100000]")
     costs = measure(parser.parse_args(arguments).count)
     for name, microseconds in costs:
         print(f"{name:<14} {microseconds:6.2f} µs")
     worst = max(microseconds for _, microseconds in costs)
-    print(f"goal: {GOAL:g} µs at most; {'reached' if worst <= GOAL else 'missed'}")
+    print(f"goal: at most {GOAL:g} µs; {'reached' if worst <= GOAL else 'missed'}")
 
 
 if __name__ == "__main__":

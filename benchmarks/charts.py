@@ -1,4 +1,4 @@
-"""Charts as SVG, without a library: the same figures give the same bytes."""
+"""SVG charts without a library. The same figures give the same bytes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 _WIDTH = 800
 _MARGIN = 24
 _LETTER = 6.8
-"""About as wide as a letter of 12 pixels is: what there is without a font's metrics."""
+"""The approximate width of a 12-pixel letter, because font metrics are not available."""
 _FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
 _INK, _FAINT, _GRID = "#1f2328", "#59636e", "#e3e7eb"
-_COLOURS = {"ours": "#1f6feb", "ours tuned": "#0a3069", "node": "#2da44e", "node tuned": "#116329"}
+_COLOURS = {"python": "#1f6feb", "python tuned": "#0a3069", "node": "#2da44e", "node tuned": "#116329"}
 _MORE_COLOURS = ("#e16f24", "#8250df", "#bf3989", "#6e7781", "#9a6700", "#1b7c83", "#cf222e", "#54aeff")
 
 _BAR, _BAR_GAP, _CASE_GAP, _HEADING = 18, 5, 18, 24
@@ -27,7 +27,7 @@ _MOST_DECADES_DIVIDED = 3.5
 
 
 def number(value: float) -> str:
-    """With three digits that count, and thousands apart."""
+    """Format a number with three significant digits and thousands separators."""
     if value == round(value) or abs(value) >= 100:  # noqa: PLR2004
         return f"{value:,.0f}"
     if abs(value) >= 1:
@@ -36,12 +36,12 @@ def number(value: float) -> str:
 
 
 def bar_chart(title: str, measurements: Sequence[Measurement]) -> str:
-    """A bar for each contender's median, paler up to its best round; each case has a scale of its own."""
+    """Draw a bar for each contender's median, paler up to its best round. Each case has its own scale."""
     names = [one.contender for case in measurements for one in case.series if one.values]
     colours = _colours(names)
     left = _MARGIN + _LETTER * max((len(name) for name in names), default=0) + 10
     body = [_text(_MARGIN, 36, title, size=17, weight=600)]
-    caption = "Median of the rounds, paler: the best round. Each case has a scale of its own."
+    caption = "Median of the rounds; paler: the best round. Each case has its own scale."
     body.append(_text(_MARGIN, 56, caption, fill=_FAINT))
     y = 64.0
     for measurement in measurements:
@@ -50,7 +50,7 @@ def bar_chart(title: str, measurements: Sequence[Measurement]) -> str:
         y += _HEADING
         shown = [one for one in measurement.series if one.values]
         most = max((max(one.values) for one in shown), default=0.0) or 1.0
-        # What is right of the bars: the figure and its unit.
+        # To the right of the bars are the figure and its unit.
         room = _WIDTH - _MARGIN - left - _LETTER * (len(measurement.unit) + 9)
         for one in shown:
             body += _bar(one, measurement, colours[one.contender], left, y, room / most)
@@ -63,7 +63,7 @@ def _bar(
 ) -> list[str]:
     best = one.best(higher_is_better=measurement.higher_is_better) * scale
     median = one.median * scale
-    weight = 600 if one.contender.startswith("ours") else 400
+    weight = 600 if one.contender.startswith("python") else 400
     return [
         _text(left - 10, y + 13, one.contender, anchor="end", weight=weight),
         _box(left, y, best, _BAR, colour, opacity=0.3),
@@ -75,7 +75,7 @@ def _bar(
 
 
 def line_chart(curve: Curve) -> str:
-    """The lines of a curve, with a legend above them."""
+    """Draw the lines of a curve, with a legend above them."""
     colours = _colours(line.name for line in curve.lines)
     body = [_text(_MARGIN, 36, curve.title, size=17, weight=600)]
     legend, top = _legend(colours, 60)
@@ -94,16 +94,16 @@ def line_chart(curve: Curve) -> str:
 
 
 def _line(line: Line, x_axis: _Axis, y_axis: _Axis, colour: str) -> list[str]:
-    places = [
+    points = [
         (x_axis.at(point.x), y_axis.at(point.y)) for point in sorted(line.points, key=lambda point: point.x)
     ]
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     stroke = f'stroke="{colour}" stroke-width="2.5" stroke-linejoin="round"'
     # A white rim keeps points apart where lines cross.
     rim = 'stroke="#fff" stroke-width="1.2"'
     return [
         f'<polyline points="{path}" fill="none" {stroke}/>',
-        *(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}" {rim}/>' for x, y in places),
+        *(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}" {rim}/>' for x, y in points),
     ]
 
 
@@ -153,7 +153,7 @@ class _Axis:
 
 def _axis(values: list[float], log: bool, start: float, end: float) -> _Axis:
     least, most = min(values, default=1.0), max(values, default=1.0)
-    # Zero has no logarithm: better an even axis than a point left out.
+    # Zero has no logarithm, so a linear axis replaces the logarithmic one.
     if log and least > 0:
         return _log_axis(least, most, start, end)
     step = _step((most - min(least, 0)) / 5)
@@ -175,7 +175,7 @@ def _log_axis(least: float, most: float, start: float, end: float) -> _Axis:
 
 
 def _step(about: float) -> float:
-    """The round number next to it."""
+    """Return the next round number."""
     if about <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(about))
@@ -237,7 +237,7 @@ def _rule(x1: float, y1: float, x2: float, y2: float, stroke: str) -> str:
 
 def _page(title: str, height: float, body: list[str]) -> str:
     size = f'width="{_WIDTH}" height="{height:.0f}" viewBox="0 0 {_WIDTH} {height:.0f}"'
-    # The white sheet makes it readable where the page around it is dark.
+    # The white background keeps the chart readable on dark pages.
     sheet = f'x="0.5" y="0.5" width="{_WIDTH - 1}" height="{height - 1:.0f}" rx="10"'
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family="{_FONT}">',

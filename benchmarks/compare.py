@@ -1,4 +1,4 @@
-"""Name what got slower from one run of the benchmarks to another, beyond noise."""
+"""Compare two benchmark runs, and list what got slower beyond noise."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ from benchmarks.results import Measurement, Report
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_OURS = ("ours", "ours tuned")
+_PYTHON_CONTENDERS = ("python", "python tuned")
 _FIRST_REFERENCES = ("node", "node tuned")
 _LEAST_NOISE = 0.10
 _DESCRIPTION = """\
-Name what got slower from one run of the benchmarks to another. Figures are compared in relation to a
-contender that both runs measured, Node's worker if it is there, because absolute figures of a shared machine
-tell about the machine. Slower means that the median moved for the worse by more than 10 %, and by more than
-the rounds of either run are apart. The exit status is 0 if nothing got slower, 1 if something did, and 2 if
-the files cannot be compared.
+List what got slower from one benchmark run to another. Figures are relative to a contender that both runs
+measured, Node's worker if possible, because absolute figures of a shared machine depend on its load. Slower
+means that the median got worse by more than 10 %, and by more than the spread of the rounds in either run.
+The exit status is 0 if nothing got slower, 1 if something did, and 2 if the files cannot be compared.
 """
 
 
 class Key(NamedTuple):
-    """What is compared: a figure of ours."""
+    """The identity of a compared figure of graphile-worker for Python."""
 
     group: str
     case: str
@@ -41,61 +40,61 @@ class Key(NamedTuple):
     contender: str
 
     def __str__(self) -> str:
-        """For people."""
+        """Return a readable form."""
         return f"{self.group}: {self.case} ({self.contender}, {self.unit})"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How a figure of ours moved."""
+    """The change of a figure between two runs."""
 
     key: Key
     before: float
     after: float
     noise: float
-    """The part of the median below which a move means nothing."""
+    """The fraction of the median below which a change is noise."""
     reference: str | None
-    """The contender to which the figures are in relation; None if they are absolute."""
+    """The contender that the figures are relative to, or None if they are absolute."""
     higher_is_better: bool
 
     @property
     def moved(self) -> float:
-        """The move as a part of the earlier median."""
+        """The change as a fraction of the earlier median."""
         if self.before == 0:
             return float("inf") if self.after else 0.0
         return self.after / self.before - 1
 
     @property
     def slower(self) -> bool:
-        """Whether it moved for the worse, beyond noise."""
+        """Whether the figure got worse beyond noise."""
         return (-self.moved if self.higher_is_better else self.moved) > self.noise
 
     @property
     def faster(self) -> bool:
-        """Whether it moved for the better, beyond noise."""
+        """Whether the figure got better beyond noise."""
         return (self.moved if self.higher_is_better else -self.moved) > self.noise
 
     def __str__(self) -> str:
-        """For people."""
+        """Return a readable form."""
         unit = f"times {self.reference}" if self.reference else self.key.unit
         figures = f"{self.before:,.4g} → {self.after:,.4g} {unit}"
         return f"{self.key}: {figures}, {self.moved:+.1%} (noise {self.noise:.1%})"
 
 
 def compare(old: Report, new: Report) -> list[Change]:
-    """How the figures moved that both runs have."""
+    """Return the changes of the figures that both runs have."""
     before, after = _figures(old), _figures(new)
     return [_change(key, before[key], after[key]) for key in before if key in after]
 
 
 def only_in(one: Report, other: Report) -> list[Key]:
-    """The figures that the other run lacks."""
+    """Return the figures that the other run lacks."""
     missing = _figures(other)
     return [key for key in _figures(one) if key not in missing]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare two files; the exit status."""
+    """Compare two files. Return the exit status."""
     parser = argparse.ArgumentParser(prog="compare.py", description=_DESCRIPTION)
     parser.add_argument("old", metavar="OLD", type=Path, help="results.json of the earlier run")
     parser.add_argument("new", metavar="NEW", type=Path, help="results.json of the later run")
@@ -107,9 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     changes = compare(old, new)
     if not changes:
-        print(
-            f"compare.py: {options.old} and {options.new} have no figure of ours in common", file=sys.stderr
-        )
+        print(f"compare.py: {options.old} and {options.new} have no Python figure in common", file=sys.stderr)
         return 2
     _print(old, new, changes)
     return 1 if any(change.slower for change in changes) else 0
@@ -125,7 +122,7 @@ def _read(path: Path) -> Report:
     except OSError as error:
         raise _BadFileError(f"cannot read {path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _BadFileError(f"{path} is not the results of a benchmark: {error}") from error
+        raise _BadFileError(f"{path} does not contain benchmark results: {error}") from error
 
 
 def _print(old: Report, new: Report, changes: list[Change]) -> None:
@@ -156,7 +153,7 @@ def _remarks(old: Report, new: Report, changes: list[Change]) -> list[str]:
     absolute = [change for change in changes if change.reference is None]
     if absolute:
         remarks.append(
-            "no other contender in both runs, so absolute figures, which the machine's load moves:"
+            "no other contender is in both runs, so these figures are absolute and depend on the load:"
         )
         remarks += [f"  {change.key}" for change in absolute]
     return remarks
@@ -166,7 +163,7 @@ def _figures(report: Report) -> dict[Key, Measurement]:
     return {
         Key(one.group, one.case, one.unit, contender): one
         for one in report.measurements
-        for contender in _OURS
+        for contender in _PYTHON_CONTENDERS
         if one.of(contender)
     }
 
@@ -183,7 +180,8 @@ def _reference(old: Measurement, new: Measurement) -> str | None:
     shared = [
         one.contender
         for one in old.series
-        if one.contender not in _OURS and all(_can_divide(run, one.contender) for run in (old, new))
+        if one.contender not in _PYTHON_CONTENDERS
+        and all(_can_divide(run, one.contender) for run in (old, new))
     ]
     preferred = [name for name in _FIRST_REFERENCES if name in shared]
     return next(iter(preferred + shared), None)
@@ -201,17 +199,17 @@ def _rounds(measurement: Measurement, contender: str, reference: str | None) -> 
     if other is None:
         return values
     if len(other.values) == len(values):
-        # Rounds are interleaved: a slow moment of the machine met both, and cancels out.
+        # Rounds are interleaved, so a slow moment of the machine affects both contenders and cancels out.
         return [value / divisor for value, divisor in zip(values, other.values, strict=True)]
     return [value / other.median for value in values]
 
 
 def _spread(values: list[float]) -> float:
     median = statistics.median(values)
-    apart = max(values) - min(values)
-    if apart == 0:
+    difference = max(values) - min(values)
+    if difference == 0:
         return 0.0
-    return apart / median if median else float("inf")
+    return difference / median if median else float("inf")
 
 
 if __name__ == "__main__":

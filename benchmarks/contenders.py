@@ -1,4 +1,4 @@
-"""Who takes part."""
+"""The contenders: job queues and their settings."""
 
 from __future__ import annotations
 
@@ -18,49 +18,53 @@ _PYTHON = PEERS / "python" / "bin" / "python"
 NODE_VERSION = "0.18.0"
 _NODE = PEERS / f"graphile-worker-{NODE_VERSION}" / "node_modules" / "graphile-worker"
 _PYTHON_PEERS = ("procrastinate", "pgqueuer")
-_ASK_VERSION = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
+_PRINT_VERSION = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
 
 
-class Missing(Exception):  # noqa: N818 - a fact, not a failure
-    """It is not installed here."""
+class NotInstalledError(Exception):
+    """The contender is not installed on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A job queue, and how it is set."""
+    """A job queue and its settings."""
 
     name: str
     program: str
-    """Which driver."""
+    """The name of the driver."""
     tuned: bool = False
+    prefetch: int | None = None
+    """A size of the local queue other than the usual one. Only for graphile_worker."""
 
     @property
     def database(self) -> str:
-        """Which database: those with the schema of Graphile Worker share one."""
+        """The name of the database. Contenders with Graphile Worker's schema share one."""
         return self.program if self.program in _PYTHON_PEERS else "graphile"
 
     @property
     def feeder(self) -> str:
-        """Whose driver makes the database ready and fills it."""
-        return self.program if self.program in _PYTHON_PEERS else "ours"
+        """The program whose driver prepares and fills the database."""
+        return self.program if self.program in _PYTHON_PEERS else "python"
 
 
-_PROGRAMS = ("ours", "node", "procrastinate", "pgqueuer")
+_PROGRAMS = ("python", "node", "procrastinate", "pgqueuer")
 CONTENDERS = {
     contender.name: contender
     for contender in (
         *(Contender(program, program) for program in _PROGRAMS),
         *(Contender(f"{program} tuned", program, tuned=True) for program in _PROGRAMS),
+        Contender("python, prefetch 0", "python", prefetch=0),
+        Contender("by hand", "python"),
         Contender("floor", "floor", tuned=True),
     )
 }
 
 
 def driver_command(program: str) -> list[str]:
-    """How to start its driver.
+    """Return the command that starts a driver.
 
     Raises:
-        Missing: It is not installed.
+        NotInstalledError: The program is not installed.
     """
     if program in _PYTHON_PEERS:
         version(program)
@@ -71,16 +75,16 @@ def driver_command(program: str) -> list[str]:
 
 
 def node_program(script: Path) -> list[str]:
-    """How to start a program of ours that uses npm's worker: it gets the path of that as an argument.
+    """Return the command that starts a Node script, with the path of the npm package as its argument.
 
     Raises:
-        Missing: It is not installed.
+        NotInstalledError: Node or npm's graphile-worker is not installed.
     """
     return [_node(), str(script), str(_NODE / "dist" / "index.js")]
 
 
 def once_command(program: str) -> list[str]:
-    """How to start a process that runs what there is and ends, from a folder with ``tasks``."""
+    """Return the command that runs all available jobs and exits, for a folder with ``tasks``."""
     if program == "node":
         return [_node(), str(_NODE / "dist" / "cli.js"), "--once"]
     return [sys.executable, "-m", "graphile_worker", "--once"]
@@ -88,46 +92,49 @@ def once_command(program: str) -> list[str]:
 
 @cache
 def version(program: str) -> str:
-    """Which version it is.
+    """Return the version of a program.
 
     Raises:
-        Missing: It is not installed.
+        NotInstalledError: The program is not installed.
     """
     if program == "node":
         _node()
         return NODE_VERSION
     if program in _PYTHON_PEERS:
         try:
-            asked = subprocess.run(
-                [_PYTHON, "-c", _ASK_VERSION, program],
+            output = subprocess.run(
+                [_PYTHON, "-c", _PRINT_VERSION, program],
                 check=True,
                 capture_output=True,
                 text=True,
             )
         except (OSError, subprocess.CalledProcessError):
-            raise Missing(f"{program} is not in {_PYTHON.parent.parent.relative_to(ROOT)}") from None
-        return asked.stdout.strip()
+            folder = _PYTHON.parent.parent.relative_to(ROOT)
+            raise NotInstalledError(
+                f"{program} is not installed in {folder}; run: make bench-peers"
+            ) from None
+        return output.stdout.strip()
     return graphile_worker.__version__
 
 
 def versions() -> dict[str, str]:
-    """Of those that are here, and of what they run on."""
+    """Return the versions of the installed contenders, of Python and of Node."""
     found = {"Python": sys.version.partition(" ")[0]}
     for program in _PROGRAMS:
         try:
-            found[program] = version(program)
-        except Missing:
+            found["graphile-worker" if program == "python" else program] = version(program)
+        except NotInstalledError:
             continue
     if node := shutil.which("node"):
-        asked = subprocess.run([node, "--version"], check=True, capture_output=True, text=True)
-        found["Node"] = asked.stdout.strip().removeprefix("v")
+        output = subprocess.run([node, "--version"], check=True, capture_output=True, text=True)
+        found["Node"] = output.stdout.strip().removeprefix("v")
     return found
 
 
 def _node() -> str:
     node = shutil.which("node")
     if node is None:
-        raise Missing("there is no Node here")
+        raise NotInstalledError("Node is not installed")
     if not (_NODE / "package.json").exists():
-        raise Missing(f"npm did not bring graphile-worker@{NODE_VERSION}")
+        raise NotInstalledError(f"npm's graphile-worker@{NODE_VERSION} is not installed; run: make peers")
     return node

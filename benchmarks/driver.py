@@ -1,4 +1,4 @@
-"""A driver process, from the side that asks; drivers/protocol.py says what it answers."""
+"""The benchmark's side of a driver process. drivers/protocol.py describes the protocol."""
 
 from __future__ import annotations
 
@@ -16,112 +16,112 @@ if TYPE_CHECKING:
 
 _LONGEST_LINE = 64 * 1024**2
 _LIMIT = 60.0
-_CLOSING = 10.0
+_CLOSE_TIMEOUT = 10.0
 
 
-class Refused(Exception):  # noqa: N818 - it is an answer
-    """The driver answered that it cannot do that; it is ready for the next question."""
+class RequestRejectedError(Exception):
+    """The driver answered with an error. It is ready for the next request."""
 
 
-class Broken(Exception):  # noqa: N818 - named for the driver's state
-    """The driver died, or gave no answer in time; it cannot be asked any more."""
+class DriverBrokenError(Exception):
+    """The driver exited, or did not answer in time. It takes no more requests."""
 
 
 class Answer(NamedTuple):
-    """What the driver found, and how long it took by its own clock."""
+    """The value that a driver returned, and the seconds that it took by its own clock."""
 
     value: Any
     seconds: float
 
 
 class DriverProcess:
-    """One driver, running."""
+    """A running driver."""
 
-    def __init__(self, name: str, process: Process, complaints: IO[bytes]) -> None:
+    def __init__(self, name: str, process: Process, stderr: IO[bytes]) -> None:
         self.name = name
         self._process = process
-        self._complaints = complaints
-        self._last_words = "it said nothing"
-        self._turn = asyncio.Lock()
+        self._stderr = stderr
+        self._last_error = "no error output"
+        self._requesting = asyncio.Lock()
 
     @classmethod
     async def start(cls, name: str, command: Sequence[str], environment: Mapping[str, str]) -> DriverProcess:
-        """Start the process; whether it works, the first question shows."""
-        complaints = tempfile.TemporaryFile()  # noqa: SIM115 - open for as long as the process is
+        """Start the process. Only the first request shows whether the driver works."""
+        stderr = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process runs
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 env=environment,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                stderr=complaints,
+                stderr=stderr,
                 limit=_LONGEST_LINE,
-                start_new_session=True,  # Ctrl-C is for us; it ends when its input does
+                start_new_session=True,  # Ctrl-C is for the benchmark; the driver exits when its input ends
             )
         except OSError as error:
-            complaints.close()
-            raise Broken(f"{name} does not start: {error}") from error
-        return cls(name, process, complaints)
+            stderr.close()
+            raise DriverBrokenError(f"{name} does not start: {error}") from error
+        return cls(name, process, stderr)
 
-    async def ask(self, ask: str, *, limit: float = _LIMIT, **question: Any) -> Answer:
-        """Put a question and await the answer, for so many seconds at most.
+    async def request(self, command: str, *, limit: float = _LIMIT, **arguments: Any) -> Answer:
+        """Send a command and wait for the answer, up to a limit in seconds.
 
         Raises:
-            Refused: The driver says why it cannot.
-            Broken: It died or hangs; it is killed.
+            RequestRejectedError: The driver answered with an error.
+            DriverBrokenError: The driver exited or hangs. It is killed.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        async with self._turn:
+        async with self._requesting:
             try:
-                self._process.stdin.write(json.dumps({"ask": ask, **question}).encode() + b"\n")
+                self._process.stdin.write(json.dumps({"command": command, **arguments}).encode() + b"\n")
                 await self._process.stdin.drain()
                 line = await asyncio.wait_for(self._process.stdout.readline(), limit)
             except TimeoutError:
                 await self.kill()
-                raise Broken(f"{self.name} gave no answer to {ask!r} in {limit:.0f} s") from None
+                raise DriverBrokenError(f"{self.name} did not answer {command!r} in {limit:.0f} s") from None
             except (BrokenPipeError, ConnectionResetError):
                 line = b""
             except asyncio.CancelledError:
-                await self.kill()  # nobody will read its answer
+                await self.kill()  # its answer would confuse the next request
                 raise
             if not line:
                 await self.kill()
-                raise Broken(f"{self.name} ended when asked to {ask!r}: {self._last_words}")
+                raise DriverBrokenError(f"{self.name} exited during {command!r}: {self._last_error}")
         answer = json.loads(line)
         if "error" in answer:
-            raise Refused(answer["error"])
+            raise RequestRejectedError(answer["error"])
         return Answer(answer["value"], answer["seconds"])
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether the driver takes requests."""
         return self._process.returncode is None
 
     def cpu(self) -> float:
-        """Seconds of processor time that it has used."""
+        """Return the CPU time of the process, in seconds."""
         times = psutil.Process(self._process.pid).cpu_times()
         return float(times.user + times.system)
 
     def memory(self) -> int:
-        """Bytes of memory that it has now."""
+        """Return the resident memory of the process, in bytes."""
         return int(psutil.Process(self._process.pid).memory_info().rss)
 
     async def close(self) -> None:
-        """Let it end, or else kill it."""
+        """Let the process exit, and kill it if it does not."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), _CLOSING)
+            await asyncio.wait_for(self._process.wait(), _CLOSE_TIMEOUT)
         await self.kill()
 
     async def kill(self) -> None:
-        """End it at once."""
+        """Kill the process, and read the last line of its error output."""
         with suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
-        if not self._complaints.closed:
-            self._complaints.seek(0)
-            lines = self._complaints.read().decode(errors="replace").splitlines()
-            self._last_words = next(filter(str.strip, reversed(lines)), self._last_words).strip()
-            self._complaints.close()
+        if not self._stderr.closed:
+            self._stderr.seek(0)
+            lines = self._stderr.read().decode(errors="replace").splitlines()
+            self._last_error = next(filter(str.strip, reversed(lines)), self._last_error).strip()
+            self._stderr.close()

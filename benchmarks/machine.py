@@ -1,4 +1,4 @@
-"""The machine that a run ran on."""
+"""The machine of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.results import Machine
 
 
 def this_machine() -> Machine:
-    """What can be said of it without naming it."""
+    """Describe this machine, without its host name."""
     return Machine(
         system=f"{platform.system()} {platform.release()}",
         processor=_processor(),

@@ -1,4 +1,4 @@
-"""What is measured, once, of one contender: each function gives its figures by name."""
+"""The measurements. Each function measures one contender once, and returns its figures by name."""
 
 from __future__ import annotations
 
@@ -20,86 +20,102 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
     from typing import TypeAlias
 
-    from benchmarks.arena import Arena
     from benchmarks.contenders import Contender
     from benchmarks.driver import Answer, DriverProcess
+    from benchmarks.workbench import Workbench
 
     Figures: TypeAlias = dict[str, float]
 
-_POLLING = 0.02
+_POLL_INTERVAL = 0.02
 _WARM_UP = 20
 _LATENCY_CONCURRENCY = 10
+_IDLE_RATE = 100.0
 _FEEDING_RATE = 1000.0
+_WAIT = 0.005
 _FEEDING_SECONDS = 3.0
 _FIRST_DELAY, _LAST_DELAY = 0.3, 2.3
 _CHUNK = 100_000
-_FRESH = 100  # a driver that nothing else uses
+_UNUSED_DRIVER = 100  # the number of a driver that no other measurement uses
 _NODE_TASK = "module.exports = async () => {};\n"
 
 
-class GaveUp(Exception):  # noqa: N818 - an outcome
-    """It took too long."""
+class MeasurementTimeoutError(Exception):
+    """A measurement took too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Jobs, and the workers to run them."""
+    """The kind of jobs, and the workers that run them."""
 
     concurrency: int = 24
     processes: int = 1
     task: str = "trivial"
     queues: int = 0
     seconds: float = 0.0
-    """How long each job sleeps, if that is its task."""
+    """The duration of each job of the task `sleep`."""
 
 
-async def enqueueing(how: str, arena: Arena, contender: Contender, count: int) -> Figures:
-    """How many jobs per second are added; `how` as drivers are told."""
-    driver = await arena.driver(contender)
-    await driver.ask("enqueue", task="trivial", count=_WARM_UP, how=how)
-    await arena.fill(contender)
-    seconds = (await driver.ask("enqueue", task="trivial", count=count, how=how, limit=arena.limit)).seconds
+async def enqueueing(how: str, workbench: Workbench, contender: Contender, count: int) -> Figures:
+    """Measure how many jobs per second are added. `how` is passed to the driver."""
+    driver = await workbench.driver(contender)
+    await driver.request("enqueue", task="trivial", count=_WARM_UP, how=how)
+    await workbench.fill(contender)
+    seconds = (
+        await driver.request("enqueue", task="trivial", count=count, how=how, limit=workbench.limit)
+    ).seconds
     return {"rate": count / seconds}
 
 
-async def throughput(load: Load, arena: Arena, contender: Contender, count: int) -> Figures:
-    """How many jobs per second run: from the start of workers on a full queue to the last completion."""
-    await arena.fill(contender, task=load.task, count=count, queues=load.queues, seconds=load.seconds)
-    drivers = await arena.drivers(contender, load.processes)
-    return await drain(load, arena, contender, drivers, count)
+async def enqueueing_through_sqlalchemy(workbench: Workbench, contender: Contender, count: int) -> Figures:
+    """Measure the same for jobs that are added in a SQLAlchemy session, by the library or by hand."""
+    driver = await workbench.driver(contender)
+    by_hand = contender.name == "by hand"
+    await driver.request("enqueue_through_sqlalchemy", count=_WARM_UP, by_hand=by_hand)
+    await workbench.fill(contender)
+    answer = await driver.request(
+        "enqueue_through_sqlalchemy", count=count, by_hand=by_hand, limit=workbench.limit
+    )
+    return {"rate": count / answer.seconds}
 
 
-async def costs(load: Load, arena: Arena, contender: Contender, count: int) -> Figures:
-    """The same, with what it took of workers and server."""
-    await arena.fill(contender, task=load.task, count=count, queues=load.queues, seconds=load.seconds)
-    drivers = await arena.drivers(contender, load.processes)
-    async with watching(arena.gauge, arena.database(contender), drivers) as spent:
-        figures = await drain(load, arena, contender, drivers, count)
+async def throughput(load: Load, workbench: Workbench, contender: Contender, count: int) -> Figures:
+    """Measure the jobs per second, from the start of workers on a full queue to the last completion."""
+    await workbench.fill(contender, task=load.task, count=count, queues=load.queues, seconds=load.seconds)
+    drivers = await workbench.drivers(contender, load.processes)
+    return await drain(load, workbench, contender, drivers, count)
+
+
+async def costs(load: Load, workbench: Workbench, contender: Contender, count: int) -> Figures:
+    """Measure the throughput, and the resources that workers and server use."""
+    await workbench.fill(contender, task=load.task, count=count, queues=load.queues, seconds=load.seconds)
+    drivers = await workbench.drivers(contender, load.processes)
+    async with watching(workbench.meter, workbench.database(contender), drivers) as spent:
+        figures = await drain(load, workbench, contender, drivers, count)
     return {**figures, **spent.figures(count)}
 
 
 async def drain(
-    load: Load, arena: Arena, contender: Contender, drivers: list[DriverProcess], count: int
+    load: Load, workbench: Workbench, contender: Contender, drivers: list[DriverProcess], count: int
 ) -> Figures:
-    """Work until so many jobs are complete."""
+    """Run workers until a number of jobs are complete."""
     begin = time.monotonic()
     try:
         await start(drivers, load.concurrency, tuned=contender.tuned)
-        done, last = await completion(drivers, count, arena.limit)
+        done, last = await completion(drivers, count, workbench.limit)
     finally:
-        await arena.stop(drivers)
+        await workbench.stop(drivers)
     return {"rate": done / (last - begin), "seconds": last - begin}
 
 
 async def start(drivers: Sequence[DriverProcess], concurrency: int, *, tuned: bool) -> None:
-    """Have them all begin to work at once."""
-    await _together(*(driver.ask("start", concurrency=concurrency, tuned=tuned) for driver in drivers))
+    """Start the workers of all drivers at once."""
+    await _together(*(driver.request("start", concurrency=concurrency, tuned=tuned) for driver in drivers))
 
 
-async def _together(*asked: Awaitable[Answer]) -> list[Answer]:
-    """All answers; a bad one is not to keep the others from being read."""
+async def _together(*requests: Awaitable[Answer]) -> list[Answer]:
+    """Return all answers. Read every answer before an error is raised."""
     answers = []
-    for answer in await asyncio.gather(*asked, return_exceptions=True):
+    for answer in await asyncio.gather(*requests, return_exceptions=True):
         if isinstance(answer, BaseException):
             raise answer
         answers.append(answer)
@@ -107,74 +123,103 @@ async def _together(*asked: Awaitable[Answer]) -> list[Answer]:
 
 
 async def completion(drivers: Sequence[DriverProcess], count: int, limit: float) -> tuple[int, float]:
-    """Wait until so many jobs are complete; how many are, and the time of the last."""
+    """Wait until a number of jobs are complete. Return the actual number, and the time of the last."""
     deadline = time.monotonic() + limit
     while True:
         done, last = await completed(drivers)
         if done >= count:
             return done, last
         if time.monotonic() > deadline:
-            raise GaveUp(f"gave up after {done:,} of {count:,} jobs in {limit:.0f} s")
-        await asyncio.sleep(_POLLING)
+            raise MeasurementTimeoutError(f"gave up after {done:,} of {count:,} jobs in {limit:.0f} s")
+        await asyncio.sleep(_POLL_INTERVAL)
 
 
 async def completed(drivers: Sequence[DriverProcess]) -> tuple[int, float]:
-    """How many jobs are complete, and the time of the last."""
-    answers = [(await driver.ask("completed")).value for driver in drivers]
+    """Return the number of complete jobs, and the time of the last completion."""
+    answers = [(await driver.request("completed")).value for driver in drivers]
     return sum(done for done, _ in answers), max(last for _, last in answers)
 
 
-async def idle_latency(arena: Arena, contender: Contender, samples: int) -> Figures:
-    """Milliseconds from adding a job to the first line of its task, when there is nothing else to do."""
-    driver = await arena.driver(contender)
-    await arena.fill(contender)
+async def idle_latency(workbench: Workbench, contender: Contender, samples: int) -> Figures:
+    """Measure the milliseconds from adding a job to the first line of its task, with an idle worker.
+
+    Another process adds the jobs.
+    """
+    return await _fed_latency(workbench, contender, rate=_IDLE_RATE, count=samples)
+
+
+async def own_latency(workbench: Workbench, contender: Contender, samples: int) -> Figures:
+    """Measure the same for jobs that the worker's own process adds."""
+    driver = await workbench.driver(contender)
+    await workbench.fill(contender)
     try:
         await start([driver], _LATENCY_CONCURRENCY, tuned=contender.tuned)
-        await driver.ask("probe", samples=_WARM_UP)
-        answer = await driver.ask("probe", samples=samples, limit=arena.limit)
+        await driver.request("probe", samples=_WARM_UP)
+        answer = await driver.request("probe", samples=samples, limit=workbench.limit)
     finally:
-        await arena.stop([driver])
+        await workbench.stop([driver])
     return _distribution(answer.value)
 
 
 async def loaded_latency(
-    reference: tuple[str, str], arena: Arena, contender: Contender, _count: int
+    reference: tuple[str, str], workbench: Workbench, contender: Contender, _count: int
 ) -> Figures:
-    """The same while another process adds jobs: at half of the best rate of a case and contender, for 3 s."""
-    rate = arena.best.get(reference, 2 * _FEEDING_RATE) / 2
-    count = round(rate * _FEEDING_SECONDS)
-    worker, feeder = await arena.drivers(contender, 2)
-    await arena.fill(contender)
+    """Measure the same while another process adds jobs, at half the best rate of a reference, for 3 s."""
+    rate = workbench.best.get(reference, 2 * _FEEDING_RATE) / 2
+    return await _fed_latency(workbench, contender, rate=rate, count=round(rate * _FEEDING_SECONDS))
+
+
+async def _fed_latency(workbench: Workbench, contender: Contender, *, rate: float, count: int) -> Figures:
+    worker, feeder = await workbench.drivers(contender, 2)
+    await workbench.fill(contender)
     try:
         await start([worker], _LATENCY_CONCURRENCY, tuned=contender.tuned)
-        _, heard = await _together(
-            feeder.ask("feed", rate=rate, count=count, limit=arena.limit),
-            worker.ask("heard", count=count, limit=arena.limit),
+        _, received = await _together(
+            feeder.request("feed", rate=rate, count=count, limit=workbench.limit),
+            worker.request("received", count=count, limit=workbench.limit),
         )
     finally:
-        await arena.stop([worker])
-    return _distribution(heard.value)
+        await workbench.stop([worker])
+    return _distribution(received.value)
 
 
-async def punctuality(arena: Arena, contender: Contender, count: int) -> Figures:
-    """How many milliseconds after they are due jobs begin."""
+async def half_load_latency(workbench: Workbench, contender: Contender, _count: int) -> Figures:
+    """Measure the same while another process adds jobs of 5 ms, half of what the slots can run, for 3 s."""
+    rate = Load().concurrency / _WAIT / 2
+    count = round(rate * _FEEDING_SECONDS)
+    options = {} if contender.prefetch is None else {"prefetch": contender.prefetch}
+    worker, feeder = await workbench.drivers(contender, 2)
+    await workbench.fill(contender)
+    try:
+        await worker.request("start", concurrency=Load().concurrency, **options)
+        _, received = await _together(
+            feeder.request("feed_waits", rate=rate, count=count, seconds=_WAIT, limit=workbench.limit),
+            worker.request("received", count=count, limit=workbench.limit),
+        )
+    finally:
+        await workbench.stop([worker])
+    return _distribution(received.value)
+
+
+async def scheduled_latency(workbench: Workbench, contender: Contender, count: int) -> Figures:
+    """Measure how many milliseconds after their due time scheduled jobs start."""
     span = _LAST_DELAY - _FIRST_DELAY
     delays = [_FIRST_DELAY + span * number / count for number in range(count)]
-    driver = await arena.driver(contender)
-    await arena.fill(contender)
+    driver = await workbench.driver(contender)
+    await workbench.fill(contender)
     try:
         await start([driver], _LATENCY_CONCURRENCY, tuned=contender.tuned)
-        await driver.ask("schedule", delays=delays)
-        answer = await driver.ask("heard", count=count, limit=arena.limit)
+        await driver.request("schedule", delays=delays)
+        answer = await driver.request("received", count=count, limit=workbench.limit)
     finally:
-        await arena.stop([driver])
+        await workbench.stop([driver])
     return _distribution(answer.value)
 
 
-async def start_up(arena: Arena, contender: Contender, count: int) -> Figures:
-    """Seconds that a process takes to start, find no jobs and end; of so many the one in the middle."""
-    await arena.fill(contender)
-    command, variables = once_command(contender.program), environment(arena.dsn(contender))
+async def start_up(workbench: Workbench, contender: Contender, count: int) -> Figures:
+    """Measure the seconds that a process takes to start, find no jobs and exit: the median of several."""
+    await workbench.fill(contender)
+    command, variables = once_command(contender.program), environment(workbench.dsn(contender))
     with tempfile.TemporaryDirectory() as name:
         tasks = Path(name) / "tasks"
         tasks.mkdir()
@@ -184,35 +229,35 @@ async def start_up(arena: Arena, contender: Contender, count: int) -> Figures:
         def run() -> float:
             begin = time.monotonic()
             subprocess.run(
-                command, cwd=name, env=variables, check=True, capture_output=True, timeout=arena.limit
+                command, cwd=name, env=variables, check=True, capture_output=True, timeout=workbench.limit
             )
             return time.monotonic() - begin
 
-        taken = [await asyncio.to_thread(run) for _ in range(count)]
-    return {"seconds": statistics.median(taken)}
+        durations = [await asyncio.to_thread(run) for _ in range(count)]
+    return {"seconds": statistics.median(durations)}
 
 
-async def memory(arena: Arena, contender: Contender, count: int) -> Figures:
-    """Megabytes that the worker has after its first jobs, and after all of them."""
+async def memory(workbench: Workbench, contender: Contender, count: int) -> Figures:
+    """Measure the worker's memory after its first jobs and after all jobs, in megabytes."""
     chunk = min(_CHUNK, count // 2)
-    await arena.fill(contender, task="trivial", count=chunk)
-    feeder = await arena.feeder(contender)
-    driver = await arena.driver(contender, _FRESH)
+    await workbench.fill(contender, task="trivial", count=chunk)
+    feeder = await workbench.feeder(contender)
+    driver = await workbench.driver(contender, _UNUSED_DRIVER)
     try:
         await start([driver], Load().concurrency, tuned=contender.tuned)
-        await completion([driver], chunk, arena.limit)
+        await completion([driver], chunk, workbench.limit)
         first = driver.memory()
         for _ in range(chunk, count, chunk):
-            await feeder.ask("enqueue", task="trivial", count=chunk, limit=arena.limit)
-        await completion([driver], count, 3 * arena.limit)
+            await feeder.request("enqueue", task="trivial", count=chunk, limit=workbench.limit)
+        await completion([driver], count, 3 * workbench.limit)
         last = driver.memory()
     finally:
-        await arena.stop([driver])
+        await workbench.stop([driver])
     return {"first": first / 1e6, "last": last / 1e6}
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that this share of them does not exceed.
+    """Return the value that a share of the values does not exceed.
 
     >>> percentile([3.0, 1.0, 2.0], 0.5)
     2.0

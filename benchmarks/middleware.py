@@ -1,7 +1,8 @@
-"""What middleware and listeners cost a job: ``python -m benchmarks.middleware``.
+"""Measure what middleware and listeners cost a job: ``python -m benchmarks.middleware``.
 
-A job that does nothing is added, run by the executor and told about, without a database: with none, one and
-ten of each. With none it must not be measurable, with ten it is to be microseconds.
+The benchmark adds a trivial job, runs it in the executor and emits its events, without a database. It does so
+with none, one and ten of each. Without middleware and listeners the cost must not be measurable; with ten it
+should be microseconds.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ import asyncio
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.binding import a_job, some_surroundings
-from graphile_worker import Events, JobSpec, Middleware, WorkerUtils, task
-from graphile_worker import events as event
-from graphile_worker._db.exchange import Held
-from graphile_worker._runtime.executor import Executor
-from graphile_worker._runtime.handlers import read_handlers
-from graphile_worker._runtime.runs import Run, tell_ended, tell_settled, tell_started
+from benchmarks.binding import make_environment, make_job
+from graphile_worker import Events, JobSpec, Middleware, WorkerUtils, events as event, task
+from graphile_worker._db.queries.exchange import ClaimedJob
+from graphile_worker._worker.execution.executor import Executor
+from graphile_worker._worker.execution.handlers import read_handlers
+from graphile_worker._worker.execution.job_events import JobRun, emit_ended, emit_settled, emit_started
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _ROUNDS = 7
 
 
-class Nothing(Middleware):
-    """Only proceeds."""
+class PassThrough(Middleware):
+    """Middleware that only calls the next one."""
 
     async def execute(self, ctx: JobContext, proceed: Running) -> Any:  # noqa: ARG002
         """Proceed."""
@@ -40,10 +40,10 @@ class Nothing(Middleware):
         return await proceed()
 
 
-class Nowhere(WorkerUtils):
-    """Adds jobs to no database."""
+class UtilsWithoutDatabase(WorkerUtils):
+    """A client that adds jobs to no database."""
 
-    job = a_job("trivial", {})
+    job = make_job("trivial", {})
 
     async def _add_one(self, spec: JobSpec, connection: object) -> Job:  # noqa: ARG002
         return self.job
@@ -51,22 +51,22 @@ class Nowhere(WorkerUtils):
 
 @task
 async def trivial() -> None:
-    """Nothing."""
+    """Do nothing."""
 
 
 class Cost(NamedTuple):
-    """Of a job with so many middlewares and listeners."""
+    """The cost of a job with a number of middlewares and listeners."""
 
     middleware: int
     listeners: int
     added: float
-    """Microseconds until it is added, but for the database."""
+    """Microseconds to add the job, without the database."""
     run: float
-    """And until it has run, and everybody is told."""
+    """Microseconds to run the job and emit its events."""
 
 
 async def measure(count: int) -> list[Cost]:
-    """The best of several rounds for each, each with so many jobs."""
+    """Return the costs: the best of several rounds with a number of jobs each."""
     return [
         Cost(
             middleware,
@@ -80,7 +80,7 @@ async def measure(count: int) -> list[Cost]:
 
 async def _to_add(middleware: int, count: int) -> float:
     utils, spec = (
-        Nowhere("postgres://", middleware=[Nothing() for _ in range(middleware)]),
+        UtilsWithoutDatabase("postgres://", middleware=[PassThrough() for _ in range(middleware)]),
         JobSpec("trivial"),
     )
     best = float("inf")
@@ -94,21 +94,21 @@ async def _to_add(middleware: int, count: int) -> float:
 
 async def _to_run(middleware: int, listeners: int, count: int) -> float:
     handlers = read_handlers({"trivial": trivial})
-    executor = Executor(handlers, some_surroundings(), 0.0, [Nothing() for _ in range(middleware)])
+    executor = Executor(handlers, make_environment(), 0.0, [PassThrough() for _ in range(middleware)])
     events = Events()
     for kind in (event.JobStart, event.JobSuccess, event.JobComplete):
         for _ in range(listeners):
             events.on(kind, lambda _event: None)
-    job = a_job("trivial", {})
-    held, slot = Held(job, job.run_at, None), event.Worker("w-1", 1, "w")
+    job = make_job("trivial", {})
+    claimed, slot = ClaimedJob(job, job.run_at, None), event.Worker("w-1", 1, "w")
     best = float("inf")
     for _ in range(_ROUNDS):
         started = perf_counter()
         for _ in range(count):
-            run = Run(held, slot, 0.0)
-            tell_started(events, run)
-            tell_ended(events, run, await executor.execute(run))
-            tell_settled(events, run, event.JobComplete)
+            run = JobRun(claimed, slot, 0.0)
+            emit_started(events, run)
+            emit_ended(events, run, await executor.execute(run))
+            emit_settled(events, run, event.JobComplete)
         best = min(best, perf_counter() - started)
     return best / count * 1e6
 
@@ -116,7 +116,7 @@ async def _to_run(middleware: int, listeners: int, count: int) -> float:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.middleware", description=__doc__)
-    parser.add_argument("--count", type=int, default=20_000, metavar="N", help="jobs in a round")
+    parser.add_argument("--count", type=int, default=20_000, metavar="N", help="jobs per round [20000]")
     print("middleware  listeners of each event  to add a job  to run it")
     for cost in asyncio.run(measure(parser.parse_args(arguments).count)):
         print(f"{cost.middleware:>10}  {cost.listeners:>23}  {cost.added:>9.2f} µs  {cost.run:>6.2f} µs")

@@ -1,4 +1,4 @@
-"""What a run is doing, on standard error."""
+"""The progress of a run, on standard error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 class Progress:
-    """A line that changes on a terminal; elsewhere a line for each step."""
+    """A progress line that is updated on a terminal, or one line per step elsewhere."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
@@ -17,14 +17,14 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Since the beginning."""
+        """The seconds since the start."""
         return time.monotonic() - self._begin
 
     def step(self, name: str) -> None:
-        """The next one begins."""
+        """Show the next step."""
         text = f"{self._done + 1}/{self._steps} {name}, {_clock(self.seconds)}"
         if self._done:
-            # Steps are of unlike length, so this is a guess.
+            # Steps differ in length, so this is an estimate.
             text += f", about {_clock(self.seconds / self._done * (self._steps - self._done))} left"
         self._done += 1
         if self._terminal:
@@ -33,7 +33,7 @@ class Progress:
             print(text, file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """Leave the line."""
+        """Clear the line."""
         if self._terminal:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 

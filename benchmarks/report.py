@@ -1,4 +1,4 @@
-"""What a run measured, for people: tables on the terminal, and pages of Markdown with charts."""
+"""The report on a run: tables on the terminal, and Markdown pages with charts."""
 
 from __future__ import annotations
 
@@ -16,62 +16,64 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_FIRST = ("ours", "ours tuned", "node", "node tuned")
-_PAIRS = (("ours", "node"), ("ours", "node tuned"), ("ours tuned", "node tuned"))
-_MEASURED, _SCALING, _NOTES = "README.md", "scaling.md", "notes.md"
+_FIRST = ("python", "python tuned", "node", "node tuned")
+_PAIRS = (("python", "node"), ("python", "node tuned"), ("python tuned", "node tuned"))
+_MEASURED, _SCALING, _NOTES = "index.md", "scaling.md", "notes.md"
 _LINKS = {
-    _MEASURED: "How it scales is told in [scaling.md](scaling.md).",
-    _SCALING: "The comparison with others is in [README.md](README.md).",
+    _MEASURED: "See also: [scaling](scaling.md).",
+    _SCALING: "See also: [the comparison with other queues](index.md).",
 }
 _NOTHING = "-"
 _HOW_TO_READ = """\
 Rounds are interleaved: every contender runs once, then every contender again, so that a slow moment of the
-machine meets all of them. A cell tells `best / median` of the rounds. ↑ means that more is better, ↓ that
-less is.
+machine affects all of them. A cell shows `best / median` of the rounds. ↑ means that higher is better, ↓
+that lower is better. The contender `python` is graphile-worker for Python, `node` is Graphile Worker for
+Node.
 
-Absolute figures mean little: the machine is shared with other work, and yours is another one. Ratios within
-one run mean more. A ratio column `a : b` is a's figure divided by b's, for the best rounds and for the
-medians; where less is better, a ratio below 1 is in favour of a. A goal is a bound on the ratio of the
+Absolute figures mean little, because the machine is shared with other work and differs from yours. Ratios
+within one run mean more. A ratio column `a : b` is a's figure divided by b's, for the best rounds and for
+the medians. Where lower is better, a ratio below 1 is in favour of a. A goal is a limit on the ratio of the
 medians.
 """
 _HOW_TO_READ_CURVES = """\
-A curve shows how a figure changes with size. Look at its shape: a flat line does not care about size. The
-heights come from a machine that is shared with other work and mean little elsewhere. On an axis whose ticks
-are 1, 10, 100 the same distance is the same factor.
+A curve shows how a figure changes with size. Its shape matters: a flat line means that size has no effect.
+The absolute figures come from a machine that is shared with other work and mean little elsewhere. An axis
+with the ticks 1, 10, 100 is logarithmic. The line `python` is a worker with default settings, `python tuned`
+is one with prefetch.
 """
 
 
 class Verdict(NamedTuple):
-    """What was promised, and what came out."""
+    """A goal and its result."""
 
     bound: str
-    """For example `≥ 1.5 times node`."""
+    """The goal, for example `≥ 1.5 times node`."""
     ratio: float | None
-    """Of the medians; None if one of the two was not measured."""
+    """The ratio of the medians, or None if one of the two was not measured."""
     reached: bool
 
     def __str__(self) -> str:
-        """For a cell of a table."""
+        """Return the text of a table cell."""
         if self.ratio is None:
             return f"{self.bound}: not measured"
-        # A digit more than elsewhere: a goal missed by a little must not look like one reached.
+        # One digit more than elsewhere, so that a narrowly missed goal does not look reached.
         return f"{self.bound}: {'✓' if self.reached else '✗'} {self.ratio:.3f}"
 
 
 def ratios(measurement: Measurement, pair: tuple[str, str]) -> tuple[float, float] | None:
-    """The first of the pair to the second, best and median; None where that makes no sense."""
-    ours, other = (measurement.of(contender) for contender in pair)
-    if ours is None or other is None:
+    """Return the ratios of a pair, for best and median, or None if they are not defined."""
+    one, other = (measurement.of(contender) for contender in pair)
+    if one is None or other is None:
         return None
     better = measurement.higher_is_better
     divisors = other.best(higher_is_better=better), other.median
     if min(divisors) <= 0:
         return None
-    return ours.best(higher_is_better=better) / divisors[0], ours.median / divisors[1]
+    return one.best(higher_is_better=better) / divisors[0], one.median / divisors[1]
 
 
 def verdict_of(measurement: Measurement) -> Verdict | None:
-    """The promise of a measurement, if there is one."""
+    """Return the verdict on a measurement's goal, if it has one."""
     pair = _goal_pair(measurement)
     if pair is None or measurement.goal is None:
         return None
@@ -98,7 +100,7 @@ def print_table(report: Report) -> None:
 
 
 def write_markdown(report: Report, folder: Path) -> None:
-    """Write README.md for measurements and scaling.md for curves: each only if there are any."""
+    """Write index.md for measurements and scaling.md for curves, each only if the report has any."""
     folder.mkdir(parents=True, exist_ok=True)
     if report.measurements:
         _write(folder / _MEASURED, _measured_page(report, folder))
@@ -108,7 +110,7 @@ def write_markdown(report: Report, folder: Path) -> None:
 
 
 def about(report: Report) -> str:
-    """When, where and how it was measured."""
+    """Return when, where and how the run measured, as Markdown."""
     machine = report.machine
     memory = f"{machine.memory / 2**30:.1f} GiB of memory"
     facts = [
@@ -123,7 +125,7 @@ def about(report: Report) -> str:
 
 
 def _link(folder: Path) -> None:
-    """Let the pages name each other, whichever of them was written first."""
+    """Link the pages to each other, whichever of them was written first."""
     if all((folder / page).exists() for page in _LINKS):
         for page, link in _LINKS.items():
             text = (folder / page).read_text(encoding="utf-8")
@@ -132,9 +134,9 @@ def _link(folder: Path) -> None:
 
 
 def _measured_page(report: Report, folder: Path) -> str:
-    parts = ["# Benchmarks\n", about(report), "## How to read it\n", _HOW_TO_READ]
+    parts = ["# Benchmarks\n", about(report), "## How to read the tables\n", _HOW_TO_READ]
     if (folder / _NOTES).exists():
-        parts.append(f"What was tried for speed, and what it gave, is told in [{_NOTES}]({_NOTES}).\n")
+        parts.append(f"The [performance notes]({_NOTES}) list the optimizations that were tried.\n")
     parts += [f"**{line}**\n" for line in _goals_reached(report)]
     for group, measurements in _groups(report).items():
         parts += [f"## {_title(group)}\n", markdown(_table(measurements))]
@@ -149,7 +151,7 @@ def _measured_page(report: Report, folder: Path) -> str:
 
 
 def _scaling_page(report: Report, folder: Path) -> str:
-    parts = ["# How it scales\n", about(report), "## How to read it\n", _HOW_TO_READ_CURVES]
+    parts = ["# Scaling\n", about(report), "## How to read the charts\n", _HOW_TO_READ_CURVES]
     for curve in report.curves:
         name = f"scaling-{_slug(curve.name)}.svg"
         _write(folder / name, line_chart(curve))
@@ -161,16 +163,16 @@ def _scaling_page(report: Report, folder: Path) -> str:
 def _table(measurements: Sequence[Measurement]) -> Table:
     found = [one.contender for case in measurements for one in case.series if one.values]
     contenders = [*(name for name in _FIRST if name in found), *_unique(found, without=_FIRST)]
-    asked = [pair for case in measurements if (pair := _goal_pair(case))]
+    goal_pairs = [pair for case in measurements if (pair := _goal_pair(case))]
     pairs = [
         pair
-        for pair in [*_PAIRS, *_unique(asked, without=_PAIRS)]
+        for pair in [*_PAIRS, *_unique(goal_pairs, without=_PAIRS)]
         if any(ratios(case, pair) for case in measurements)
     ]
     header = ["case", "unit", *contenders, *(" : ".join(pair) for pair in pairs)]
     rows = [_row(case, contenders, pairs) for case in measurements]
     left = {0, 1}
-    if asked:
+    if goal_pairs:
         left.add(len(header))
         header.append("goal")
         rows = [[*row, str(verdict_of(case) or "")] for row, case in zip(rows, measurements, strict=True)]
@@ -192,9 +194,9 @@ def _both(figures: tuple[float, float] | None) -> str:
 def _goal_pair(measurement: Measurement) -> tuple[str, str] | None:
     if measurement.goal is None or measurement.against is None:
         return None
-    # Where only the tuned one ran, or where it is compared with the plain one, the promise is about it.
-    plain = measurement.against != "ours" and measurement.of("ours") is not None
-    return ("ours" if plain else "ours tuned", measurement.against)
+    # If only the tuned worker ran, or is compared with the untuned one, the goal is about the tuned worker.
+    plain = measurement.against != "python" and measurement.of("python") is not None
+    return ("python" if plain else "python tuned", measurement.against)
 
 
 def _goals_reached(report: Report) -> list[str]:
@@ -204,7 +206,7 @@ def _goals_reached(report: Report) -> list[str]:
 
 
 def _notes(measurements: Sequence[Measurement]) -> list[str]:
-    """What to know about contenders; what holds in every case is said once."""
+    """Return the notes on contenders. A note that holds in every case appears once."""
     cases: dict[tuple[str, str], list[str]] = {}
     for case in measurements:
         for one in case.series:
@@ -228,13 +230,13 @@ def _curve_table(curve: Curve) -> Table:
 
 
 def _rates(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Those that make a chart: how many in a second, where there is something to compare."""
+    """Return the measurements for the chart: rates with more than one contender."""
     found: list[Measurement] = []
     for case in measurements:
         compared = [one for one in case.series if one.values]
-        # The same figures stand there once more if a second goal was set on them.
-        again = any(all(one in earlier.series for one in compared) for earlier in found)
-        if case.higher_is_better and case.unit.endswith("/s") and len(compared) > 1 and not again:
+        # The same figures appear again if a second goal was set on them.
+        repeated = any(all(one in earlier.series for one in compared) for earlier in found)
+        if case.higher_is_better and case.unit.endswith("/s") and len(compared) > 1 and not repeated:
             found.append(case)
     return found
 
@@ -247,9 +249,9 @@ def _groups(report: Report) -> dict[str, list[Measurement]]:
 
 
 def _unique(found: Iterable[_T], *, without: Iterable[_T]) -> list[_T]:
-    """In the order in which they were found."""
-    left_out = set(without)
-    return [one for one in dict.fromkeys(found) if one not in left_out]
+    """Return the distinct items in their order, without some."""
+    excluded = set(without)
+    return [one for one in dict.fromkeys(found) if one not in excluded]
 
 
 def _title(text: str) -> str:

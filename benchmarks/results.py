@@ -1,4 +1,4 @@
-"""What a run of the benchmarks measured, as it is written to JSON and read back."""
+"""The results of a benchmark run, as they are written to JSON and read back."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ if TYPE_CHECKING:
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """Where it ran."""
+    """The machine of a run."""
 
     system: str
     processor: str
     cores: int
     memory: int
-    """Bytes."""
+    """The memory in bytes."""
 
 
 class Series(msgspec.Struct, frozen=True):
-    """What one contender showed in one case: a figure for each round."""
+    """The figures of one contender in one case, one for each round."""
 
     contender: str
     values: list[float]
     note: str = ""
-    """Why there are no values, or what to know about them."""
+    """Why there are no values, or a remark on them."""
 
     def best(self, *, higher_is_better: bool) -> float:
-        """The best round."""
+        """Return the figure of the best round."""
         return max(self.values) if higher_is_better else min(self.values)
 
     @property
     def median(self) -> float:
-        """The round in the middle."""
+        """The median of the rounds."""
         return statistics.median(self.values)
 
 
@@ -43,19 +43,19 @@ class Measurement(msgspec.Struct, frozen=True):
     """One figure of one case, for all contenders."""
 
     group: str
-    """The heading it stands under, for example `throughput`."""
+    """The heading, for example `throughput`."""
     case: str
-    """What was done, for example `20,000 trivial jobs, concurrency 24`."""
+    """The name of the case, for example `20,000 trivial jobs, concurrency 24`."""
     unit: str
     """`jobs/s`, `ms`, `s`, `MB`, `connections` and so on."""
     higher_is_better: bool
     series: list[Series]
     goal: float | None = None
-    """The ratio of ours to `against` that we promise; None if nothing is promised."""
+    """The required ratio of `python` to `against`, or None without a goal."""
     against: str | None = None
 
     def of(self, contender: str) -> Series | None:
-        """That contender's figures, if it has any."""
+        """Return the figures of a contender, if it has any."""
         return next((one for one in self.series if one.contender == contender and one.values), None)
 
 
@@ -74,7 +74,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """A chart: how something changes with size."""
+    """A chart that shows how a figure changes with size."""
 
     name: str
     title: str
@@ -86,24 +86,24 @@ class Curve(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """All of a run."""
+    """The whole run."""
 
     when: str
     command: str
     seconds: float
     machine: Machine
     versions: dict[str, str]
-    """Of Python, PostgreSQL, Node and each contender."""
+    """The versions of Python, PostgreSQL, Node and each contender."""
     remarks: list[str]
-    """What was missing or failed, a sentence each."""
+    """Sentences on the setup, and on what was missing or failed."""
     measurements: list[Measurement] = msgspec.field(default_factory=list)
     curves: list[Curve] = msgspec.field(default_factory=list)
 
     def write(self, path: Path) -> None:
-        """As JSON."""
+        """Write the report as JSON."""
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
     @classmethod
     def read(cls, path: Path) -> Report:
-        """From JSON."""
+        """Read a report from JSON."""
         return msgspec.json.decode(path.read_bytes(), type=cls)

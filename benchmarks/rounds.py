@@ -1,4 +1,4 @@
-"""Rounds: each contender once, then each again, so that whatever else the machine does hits all alike."""
+"""Rounds: every contender once, then every contender again, so that other load affects all alike."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from benchmarks.contenders import CONTENDERS, Missing
-from benchmarks.driver import Broken, Refused
-from benchmarks.measure import GaveUp
+from benchmarks.contenders import CONTENDERS, NotInstalledError
+from benchmarks.driver import DriverBrokenError, RequestRejectedError
+from benchmarks.measure import MeasurementTimeoutError
 from benchmarks.results import Measurement, Series
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from typing import TypeAlias
 
-    from benchmarks.arena import Arena
     from benchmarks.contenders import Contender
     from benchmarks.measure import Figures
+    from benchmarks.workbench import Workbench
 
-    Measure: TypeAlias = Callable[[Arena, Contender, int], Awaitable[Figures]]
+    Measure: TypeAlias = Callable[[Workbench, Contender, int], Awaitable[Figures]]
 
 _FEWEST = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What ours is to be of another: at least, or at most where less is better."""
+    """A limit on the ratio of `python` to another contender: a minimum, or a maximum if lower is better."""
 
     ratio: float
     against: tuple[str, ...]
-    """Whoever of these does best."""
+    """The other contenders. The best of them counts."""
     name: str = ""
-    """Of the measurement, if the figure has another goal already."""
+    """The name of the measurement, if the figure already has another goal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One of the figures that measuring gives, and how it is called."""
+    """A figure of a measurement, and its label."""
 
     key: str
     group: str
@@ -49,39 +49,41 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Something to measure."""
+    """A case to measure."""
 
     group: str
     name: str
     measure: Measure
     counts: Mapping[str, int]
-    """Who takes part, and with how many jobs: those that are slow get fewer."""
+    """The number of jobs of each contender that takes part. Slow contenders get fewer."""
     figures: tuple[Figure, ...]
     quick: bool = False
-    """Whether a quick run has it."""
+    """Whether a quick run includes the case."""
     scaled: bool = True
-    """Whether a quick run has fewer jobs."""
+    """Whether a quick run uses fewer jobs."""
     once: bool = False
     """Whether one round is enough."""
 
     def count(self, contender: str, *, quick: bool) -> int:
-        """How many jobs it gets."""
+        """Return the number of jobs of a contender."""
         count = self.counts[contender]
         return max(min(_FEWEST, count), count // 10) if quick and self.scaled else count
 
 
 @dataclass(slots=True)
 class _Score:
-    """What one contender showed so far."""
+    """The figures of one contender so far."""
 
     size: str
-    """How many jobs it got, if others got more."""
+    """The number of jobs, if other contenders got more."""
     rounds: list[Figures] = field(default_factory=list)
     problem: str = ""
-    """Why it is out."""
+    """Why the contender dropped out."""
 
 
-async def run_case(arena: Arena, case: Case, *, rounds: int, quick: bool = False) -> list[Measurement]:
+async def run_case(
+    workbench: Workbench, case: Case, *, rounds: int, quick: bool = False
+) -> list[Measurement]:
     """Measure all contenders in turn, in each round."""
     counts = {name: case.count(name, quick=quick) for name in case.counts}
     most = max(counts.values())
@@ -92,34 +94,34 @@ async def run_case(arena: Arena, case: Case, *, rounds: int, quick: bool = False
     for _ in range(1 if case.once else rounds):
         for name, score in scores.items():
             if not score.problem:
-                await _measure(arena, case, CONTENDERS[name], counts[name], score)
+                await _measure(workbench, case, CONTENDERS[name], counts[name], score)
     for name, score in scores.items():
         if rates := [figures["rate"] for figures in score.rounds if "rate" in figures]:
-            arena.best[case.name, name] = max(rates)
+            workbench.best[case.name, name] = max(rates)
     return [
         one
         for number, figure in enumerate(case.figures)
         for one in _measurements(
             figure,
-            # How many jobs there were is said once.
+            # Only the first figure mentions the number of jobs.
             [_series(figure, name, score, with_size=number == 0) for name, score in scores.items()],
         )
     ]
 
 
-async def _measure(arena: Arena, case: Case, contender: Contender, count: int, score: _Score) -> None:
+async def _measure(workbench: Workbench, case: Case, contender: Contender, count: int, score: _Score) -> None:
     try:
-        score.rounds.append(await case.measure(arena, contender, count))
-    except Missing as missing:
+        score.rounds.append(await case.measure(workbench, contender, count))
+    except NotInstalledError as missing:
         score.problem = f"missing: {missing}"
-        remark = f"{contender.program} took no part: {missing}."
-        if remark not in arena.remarks:
-            arena.remarks.append(remark)
-    except (GaveUp, Refused) as reason:
+        remark = f"{contender.program} did not take part: {missing}."
+        if remark not in workbench.remarks:
+            workbench.remarks.append(remark)
+    except (MeasurementTimeoutError, RequestRejectedError) as reason:
         score.problem = _first_line(reason)
-    except (Broken, subprocess.SubprocessError) as failure:
+    except (DriverBrokenError, subprocess.SubprocessError) as failure:
         score.problem = _first_line(failure)
-        arena.remarks.append(f"{contender.name} failed in {case.name!r}: {score.problem}.")
+        workbench.remarks.append(f"{contender.name} failed in {case.name!r}: {score.problem}.")
 
 
 def _first_line(error: Exception) -> str:
@@ -133,14 +135,16 @@ def _series(figure: Figure, name: str, score: _Score, *, with_size: bool) -> Ser
 
 
 def _measurements(figure: Figure, series: list[Series]) -> list[Measurement]:
-    """The figure for all contenders; and once more for each further goal, for the two concerned."""
+    """Return the figure for all contenders. Each further goal repeats it for the two contenders concerned."""
     plain = Measurement(figure.group, figure.case, figure.unit, figure.higher_is_better, series)
     if not figure.goals:
         return [plain]
     found = []
     for goal in figure.goals:
         against = _best(plain, goal.against)
-        shown = [one for one in series if not goal.name or one.contender in {against, "ours", "ours tuned"}]
+        shown = [
+            one for one in series if not goal.name or one.contender in {against, "python", "python tuned"}
+        ]
         found.append(
             Measurement(
                 figure.group,
@@ -156,7 +160,7 @@ def _measurements(figure: Figure, series: list[Series]) -> list[Measurement]:
 
 
 def _best(measurement: Measurement, names: tuple[str, ...]) -> str:
-    """Who of these did best; the first if none did anything."""
+    """Return the contender with the best median, or the first one if none has figures."""
     medians = {name: series.median for name in names if (series := measurement.of(name))}
     if not medians:
         return names[0]

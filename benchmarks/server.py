@@ -1,4 +1,4 @@
-"""The PostgreSQL that everybody uses in a run, and what it spent."""
+"""The PostgreSQL server of a run, and its resource usage."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 _DEBIAN = Path("/usr/lib/postgresql")
-_DISK = Path("/var/tmp")  # where there is memory behind /tmp, this is a disk all the same
-_SAMPLING = 0.05
-_SETTLING = 0.2
-_LONGEST_SETTLING = 3.0
+_DISK = Path("/var/tmp")  # on disk even if /tmp is in memory
+_SAMPLE_INTERVAL = 0.05
+_SETTLE_INTERVAL = 0.2
+_SETTLE_TIMEOUT = 3.0
 _PARAMETERS = {
     "max_connections": "200",
     "shared_buffers": "512MB",
@@ -36,14 +36,14 @@ _PARAMETERS = {
 
 
 def find_binaries() -> Path | None:
-    """Debian's newest PostgreSQL, because it brings pg_stat_statements; None if there is none."""
+    """Return Debian's newest PostgreSQL, which includes pg_stat_statements, or None if there is none."""
     versions = [found for found in _DEBIAN.glob("*") if (found / "bin" / "initdb").exists()]
     return max(versions, key=lambda found: int(found.name), default=None)
 
 
 @contextmanager
 def server(*, durable: bool = False) -> Iterator[str]:
-    """The connection string of a server for the run: in memory and careless, or durable on disk."""
+    """Start a server, in memory without fsync or durable on disk. Yield its connection string."""
     binaries = find_binaries()
     parameters = dict(_PARAMETERS)
     if binaries is not None:
@@ -58,19 +58,19 @@ def server(*, durable: bool = False) -> Iterator[str]:
 
 @contextmanager
 def durable_server(parameters: Mapping[str, str], binaries: Path | None) -> Iterator[str]:
-    """The connection string of a server on disk that has these settings, and else those of `initdb`."""
+    """Start a server on disk with these settings, and otherwise initdb's. Yield its connection string."""
     folder = _DISK / f"graphile-worker-{secrets.token_hex(8)}"
     with EmbeddedPostgres(folder, parameters=parameters, binaries=binaries, remove=True) as embedded:
         yield embedded.dsn()
 
 
 def environment(dsn: str) -> dict[str, str]:
-    """What a driver runs with."""
+    """Return the environment variables of a driver."""
     return {**os.environ, **connection_variables(dsn), "NO_LOG_SUCCESS": "1"}
 
 
 def connection_variables(dsn: str) -> dict[str, str]:
-    """The connection as PG* variables: not every driver reads every connection string that libpq reads."""
+    """Return the connection as PG* variables, because not every driver reads all of libpq's URLs."""
     parts = urlsplit(dsn)
     query = {key: values[0] for key, values in parse_qs(parts.query).items()}
     return {
@@ -83,22 +83,22 @@ def connection_variables(dsn: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """What the server spent, up to a moment or between two."""
+class ServerUsage:
+    """The server's resource usage, in total or between two moments."""
 
     cpu: float
-    """Seconds, of all its processes."""
+    """The CPU time of all server processes, in seconds."""
     transactions: int
     wal: int
     statements: int | None
-    """As sent by clients; None without pg_stat_statements."""
+    """The statements that clients sent, or None without pg_stat_statements."""
 
-    def __sub__(self, earlier: Spent) -> Spent:
-        """What was spent between the two."""
+    def __sub__(self, earlier: ServerUsage) -> ServerUsage:
+        """Return the usage between two moments."""
         statements = None
         if self.statements is not None and earlier.statements is not None:
             statements = self.statements - earlier.statements
-        return Spent(
+        return ServerUsage(
             self.cpu - earlier.cpu,
             self.transactions - earlier.transactions,
             self.wal - earlier.wal,
@@ -106,8 +106,8 @@ class Spent:
         )
 
 
-class Gauge:
-    """Reads what the server spends, from a database of its own so as not to count itself."""
+class UsageMeter:
+    """A reader of the server's resource usage. It uses another database, so as not to count itself."""
 
     def __init__(self, connection: asyncpg.Connection, postmaster: psutil.Process | None) -> None:
         self._connection = connection
@@ -115,39 +115,39 @@ class Gauge:
         self._statements = False
 
     @classmethod
-    async def connect(cls, dsn: str) -> Gauge:
-        """Connect, and find the server's processes if it runs here."""
-        connection = await asyncpg.connect(dsn, server_settings={"application_name": "benchmark gauge"})
-        gauge = cls(connection, _postmaster(connection.get_server_pid()))
+    async def connect(cls, dsn: str) -> UsageMeter:
+        """Connect, and find the server's processes if they run on this machine."""
+        connection = await asyncpg.connect(dsn, server_settings={"application_name": "benchmark meter"})
+        meter = cls(connection, _postmaster(connection.get_server_pid()))
         preloaded = await connection.fetchval("show shared_preload_libraries")
         if "pg_stat_statements" in preloaded:
             await connection.execute("create extension if not exists pg_stat_statements")
-            gauge._statements = True
-        return gauge
+            meter._statements = True
+        return meter
 
     async def close(self) -> None:
         """Disconnect."""
         await self._connection.close()
 
     async def version(self) -> str:
-        """The server's version."""
+        """Return the server's version."""
         return str(await self._connection.fetchval("show server_version"))
 
     async def now(self) -> datetime:
-        """By the server's clock."""
+        """Return the time by the server's clock."""
         now: datetime = await self._connection.fetchval("select clock_timestamp()")
         return now
 
-    async def spent(self, database: str) -> Spent:
-        """Up to now, once it keeps still: servers count with a little delay."""
-        deadline = time.monotonic() + _LONGEST_SETTLING
+    async def usage(self, database: str) -> ServerUsage:
+        """Return the usage so far, once the counters are stable: servers update them with a short delay."""
+        deadline = time.monotonic() + _SETTLE_TIMEOUT
         counted = await self._counted(database)
         while time.monotonic() < deadline:
-            await asyncio.sleep(_SETTLING)
+            await asyncio.sleep(_SETTLE_INTERVAL)
             before, counted = counted, await self._counted(database)
             if counted == before:
                 break
-        return Spent(self._cpu(), *counted)
+        return ServerUsage(self._cpu(), *counted)
 
     async def _counted(self, database: str) -> tuple[int, int, int | None]:
         row = await self._connection.fetchrow(
@@ -166,7 +166,7 @@ class Gauge:
         return row["transactions"], int(row["wal"]), statements
 
     async def connections(self, database: str, since: datetime) -> int:
-        """How many connections to the database there are that were made since then."""
+        """Return the number of connections to the database that were opened since a moment."""
         seen: int = await self._connection.fetchval(
             "select count(*) from pg_stat_activity where datname = $1 and backend_start >= $2"
             " and backend_type = 'client backend'",
@@ -176,12 +176,12 @@ class Gauge:
         return seen
 
     async def most_connections(self, database: str, since: datetime, until: asyncio.Event) -> int:
-        """The most of them that were seen at once."""
+        """Return the highest number of such connections at once."""
         most = 0
         while not until.is_set():
             most = max(most, await self.connections(database, since))
             try:
-                await asyncio.wait_for(until.wait(), _SAMPLING)
+                await asyncio.wait_for(until.wait(), _SAMPLE_INTERVAL)
             except TimeoutError:
                 continue
         return most
@@ -196,8 +196,8 @@ class Gauge:
                 for child in self._postmaster.children():
                     times = child.cpu_times()
                     total += times.user + times.system
-                # Of those that have ended the postmaster's own figures tell. One that did so in between
-                # would be counted in neither place.
+                # The postmaster's own figures include ended children. A child that ended between the two
+                # readings would be counted in neither, so the loop repeats if they differ.
                 after = self._postmaster.cpu_times()
                 if (
                     before.children_user + before.children_system

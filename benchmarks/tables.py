@@ -1,4 +1,4 @@
-"""Tables and lists: for a terminal, and as Markdown."""
+"""Tables and lists, for a terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ if TYPE_CHECKING:
 
 
 class Table(NamedTuple):
-    """What stands in it."""
+    """The contents of a table."""
 
     header: list[str]
     rows: list[list[str]]
     left: frozenset[int]
-    """The columns of words; figures stand to the right."""
+    """The left-aligned columns. Figures are right-aligned."""
 
 
 def plain(table: Table) -> str:
-    """For a terminal."""
+    """Format a table for a terminal."""
     widths = [max(map(len, column)) for column in zip(table.header, *table.rows, strict=True)]
     lines = [table.header, ["─" * width for width in widths], *table.rows]
     return "\n".join(
@@ -31,28 +31,28 @@ def plain(table: Table) -> str:
 
 
 def markdown(table: Table) -> str:
-    """For a page."""
+    """Format a table as Markdown."""
     marks = ["---" if place in table.left else "--:" for place in range(len(table.header))]
     lines = [table.header, marks, *table.rows]
     return "".join(f"| {' | '.join(map(safe, line))} |\n" for line in lines)
 
 
 def safe(text: str) -> str:
-    """For a cell, or a line of a list."""
+    """Escape the text of a table cell or a list item."""
     return one_line(text).replace("|", r"\|").replace("<", "&lt;")
 
 
 def bullets(lines: Iterable[str]) -> str:
-    """A list."""
+    """Format a Markdown list."""
     return "".join(f"- {safe(line)}\n" for line in lines)
 
 
 def one_line(text: str) -> str:
-    """Without line breaks."""
+    """Replace line breaks with spaces."""
     return " ".join(text.split())
 
 
 def duration(seconds: float) -> str:
-    """For people."""
+    """Format a number of seconds."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,4 +1,4 @@
-"""What workers and server spend while jobs run."""
+"""The resource usage of workers and server while jobs run."""
 
 from __future__ import annotations
 
@@ -10,35 +10,37 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from benchmarks.driver import DriverProcess
-    from benchmarks.server import Gauge
+    from benchmarks.server import UsageMeter
 
 
 class Costs:
-    """What it was, once it is over."""
+    """The resource usage of a measurement, available after its end."""
 
     def __init__(self) -> None:
         self.connections = 0
         self.sums: dict[str, float] = {}
 
     def figures(self, jobs: int) -> dict[str, float]:
-        """By name; what adds up is for 1,000 jobs."""
+        """Return the figures by name. Sums are per 1,000 jobs."""
         shares = {name: value / jobs * 1000 for name, value in self.sums.items()}
         return {"connections": float(self.connections), **shares}
 
 
 @asynccontextmanager
-async def watching(gauge: Gauge, database: str, drivers: Sequence[DriverProcess]) -> AsyncIterator[Costs]:
-    """Watch as long as this lasts; workers must have stopped by then, for only then all is counted."""
-    costs, enough = Costs(), asyncio.Event()
-    before, cpu = await gauge.spent(database), sum(driver.cpu() for driver in drivers)
-    connections = asyncio.create_task(gauge.most_connections(database, await gauge.now(), enough))
+async def watching(
+    meter: UsageMeter, database: str, drivers: Sequence[DriverProcess]
+) -> AsyncIterator[Costs]:
+    """Measure the usage during the block. Workers must stop inside it, or not everything is counted."""
+    costs, stopping = Costs(), asyncio.Event()
+    before, cpu = await meter.usage(database), sum(driver.cpu() for driver in drivers)
+    connections = asyncio.create_task(meter.most_connections(database, await meter.now(), stopping))
     try:
         yield costs
     finally:
-        enough.set()
+        stopping.set()
         costs.connections = await connections
     cpu = sum(driver.cpu() for driver in drivers) - cpu
-    spent = await gauge.spent(database) - before
+    spent = await meter.usage(database) - before
     costs.sums = {
         "worker cpu": cpu,
         "server cpu": spent.cpu,

@@ -1,1 +1,1 @@
-"""Workers under load while everything breaks that can; and an audit of what they did."""
+"""A chaos test: inject faults while workers run jobs, and audit the outcome of every job."""

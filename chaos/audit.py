@@ -1,4 +1,4 @@
-"""What must hold of a run, whatever was broken in it; each breach with its evidence."""
+"""The rules that a run must obey whatever faults were injected. Each violation carries its evidence."""
 
 from __future__ import annotations
 
@@ -8,31 +8,33 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from chaos.causes import Causes
-from chaos.ledger import CANCELLED, OK, RAISED, text_of
+from chaos.history import DIED
+from chaos.ledger import CANCELLED, OK, RAISED, encode_line
+from chaos.tasks import PROCESS
 
 if TYPE_CHECKING:
     from chaos.causes import Cause
     from chaos.history import History, Run
     from chaos.leases import Leases
-    from chaos.ledger import Asked, LeftJob
+    from chaos.ledger import AddRequest, KeptAttempt, RemainingJob
 
 _TOLERANCE = 0.005
-_LINGERS = 60.0
-"""Seconds for which a statement whose client is gone may still be under way."""
 """Seconds by which lines of two processes may be written in the wrong order."""
+_ORPHANED_STATEMENT = 60.0
+"""Seconds for which a statement may still run after its client is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Something that must not be."""
+    """A breach of a rule."""
 
     rule: str
-    what: str
+    message: str
     evidence: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """With its evidence."""
-        return "\n".join([f"{self.rule}: {self.what}", *(f"    {line}" for line in self.evidence)])
+        """Return the message and its evidence, one line each."""
+        return "\n".join([f"{self.rule}: {self.message}", *(f"    {line}" for line in self.evidence)])
 
 
 @dataclass
@@ -41,13 +43,13 @@ class Audit:
 
     violations: list[Violation] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
-    """Of each run that was one too many."""
+    """The cause of each extra run."""
     frozen: set[str] = field(default_factory=set)
-    """The runs that were frozen for so long that others took over, and that went on for a moment."""
+    """Runs that were frozen past their lease, and continued briefly after another worker took over."""
     gave_up: int = 0
-    """Workers that ended because they could not stop what might be others' by then."""
+    """Workers that exited because they could not stop a job that another worker might run by then."""
     superseded: int = 0
-    """Jobs that are left because their key was taken from them while they ran, and that did not end well."""
+    """Jobs that remain because a newer job took their key while they ran, and that then failed."""
 
 
 class Auditor:
@@ -57,119 +59,125 @@ class Auditor:
         self._history = history
         self._causes = Causes(history, leases)
         self._audit = Audit()
-        self._left: dict[str, list[LeftJob]] = defaultdict(list)
-        for job in history.left:
-            self._left[job.token].append(job)
+        self._remaining: dict[str, list[RemainingJob]] = defaultdict(list)
+        for job in history.remaining:
+            self._remaining[job.token].append(job)
         self._last_of_key = _last_of_keys(history)
 
     def audit(self) -> Audit:
-        """All rules."""
-        self._every_job_ran()
-        self._every_key_ran()
-        self._what_is_removed_is_gone()
-        self._every_rerun_has_a_cause()
-        self._what_is_complete_stays_so()
-        self._nothing_overlaps()
-        self._nothing_is_left()
-        self._attempts_add_up()
-        self._no_worker_ended_by_itself()
-        self._only_the_dead_are_declared_dead()
+        """Check all rules."""
+        self._check_jobs_succeeded()
+        self._check_keyed_jobs_succeeded()
+        self._check_removed_jobs()
+        self._check_reruns()
+        self._check_completed_jobs()
+        self._check_overlaps()
+        self._check_remaining()
+        self._check_attempts()
+        self._check_exits()
+        self._check_declared_dead()
+        if self._history.kept is not None:
+            self._check_kept(self._history.kept)
         return self._audit
 
-    def _breach(self, rule: str, what: str, *evidence: str) -> None:
-        self._audit.violations.append(Violation(rule, what, list(evidence)))
+    def _violation(self, rule: str, message: str, *evidence: str) -> None:
+        self._audit.violations.append(Violation(rule, message, list(evidence)))
 
-    def _every_job_ran(self) -> None:
-        for token, answered in self._history.added.items():
-            asked, runs = self._history.asked[token], self._history.runs.get(token, [])
+    def _check_jobs_succeeded(self) -> None:
+        for token, added in self._history.added.items():
+            request, runs = self._history.requests[token], self._history.runs.get(token, [])
             done = any(run.outcome == OK for run in runs)
-            evidence = [text_of(asked), *_lines(runs), *(text_of(left) for left in self._left[token])]
-            if asked.doomed:
-                given_up = [left for left in self._left[token] if left.attempts >= left.max_attempts]
-                if done or not given_up:
-                    self._breach(
-                        "failed", f"job {answered.job} was meant to fail for good, and did not", *evidence
-                    )
-            elif not done and asked.key is None:
-                self._breach("lost", f"job {answered.job} was added and never succeeded", *evidence)
+            remaining = self._remaining[token]
+            evidence = [encode_line(request), *_lines(runs), *map(encode_line, remaining)]
+            if request.doomed:
+                if done or not any(job.attempts >= job.max_attempts for job in remaining):
+                    message = f"job {added.job} was meant to fail permanently, and did not"
+                    self._violation("failed", message, *evidence)
+            elif not done and request.key is None:
+                self._violation("lost", f"job {added.job} was added and never succeeded", *evidence)
 
-    def _every_key_ran(self) -> None:
+    def _check_keyed_jobs_succeeded(self) -> None:
         for key, token in self._last_of_key.items():
             if self._may_be_removed(key, token):
                 continue
-            # What may have been added after it may have replaced it.
-            candidates = [token, *self._asked_after(key, token)]
+            # A job that may have been added later may have replaced it.
+            candidates = [token, *self._requests_after(key, token)]
             if not any(run.outcome == OK for one in candidates for run in self._history.runs.get(one, [])):
-                lines = [text_of(self._history.asked[one]) for one in candidates]
+                lines = [encode_line(self._history.requests[one]) for one in candidates]
                 lines += [line for one in candidates for line in _lines(self._history.runs.get(one, []))]
-                self._breach("lost", f"the last job of {key!r} never succeeded", *lines)
+                self._violation("lost", f"the last job with {key!r} never succeeded", *lines)
 
-    def _asked_after(self, key: str, token: str) -> list[str]:
-        at = self._history.asked[token].at
-        return [other.token for other in self._history.asked.values() if other.key == key and other.at > at]
+    def _requests_after(self, key: str, token: str) -> list[str]:
+        at = self._history.requests[token].at
+        return [
+            other.token for other in self._history.requests.values() if other.key == key and other.at > at
+        ]
 
     def _may_be_removed(self, key: str, token: str) -> bool:
-        """Whether it was asked for after that; or just before, and nobody knows when it happened."""
-        at = self._history.asked[token].at
+        """Return whether a removal was requested later; or shortly before, with an unknown outcome."""
+        at = self._history.requests[token].at
         return any(
-            asked.key == key
-            and (asked.at > at or (asked.token not in self._history.removed and asked.at > at - _LINGERS))
-            for asked in self._history.removing
+            request.key == key
+            and (
+                request.at > at
+                or (request.token not in self._history.removed and request.at > at - _ORPHANED_STATEMENT)
+            )
+            for request in self._history.removing
         )
 
-    def _what_is_removed_is_gone(self) -> None:
-        gone = {
+    def _check_removed_jobs(self) -> None:
+        removed_waiting = {
             removed.job: removed
             for removed in self._history.removed.values()
             if removed.job is not None and not removed.running
         }
         for run in self._history.all_runs:
-            removed = gone.get(run.begun.job)
+            removed = removed_waiting.get(run.started.job)
             if removed is not None and run.at > removed.at + _TOLERANCE:
-                what = f"job {run.begun.job} was removed before it ran"
-                self._breach("removed", what, text_of(removed), *run.lines)
+                message = f"job {run.started.job} was removed before it ran"
+                self._violation("removed", message, encode_line(removed), *run.lines)
 
-    def _every_rerun_has_a_cause(self) -> None:
+    def _check_reruns(self) -> None:
         for earlier, later in self._history.reruns():
             if earlier.outcome == RAISED and self._was_to_raise(earlier):
                 continue
             cause = self._causes.of_rerun(earlier, later)
             if cause is None:
-                what = f"job {later.begun.job} ran again, and nothing had happened to its worker"
-                self._breach("extra run", what, *earlier.lines, *later.lines, *self._told(earlier))
+                message = f"job {later.started.job} ran again although no fault hit its worker"
+                self._violation("extra run", message, *earlier.lines, *later.lines, *self._events_of(earlier))
             else:
                 self._audit.causes.append(cause)
 
-    def _what_is_complete_stays_so(self) -> None:
-        """To be told so means that it is recorded."""
+    def _check_completed_jobs(self) -> None:
+        """Check that no job ran again after its `job:complete` event, which means that it was recorded."""
         complete = {
-            (told.pid, told.job, told.attempt): text_of(told)
-            for told in self._history.told
-            if told.name == "job:complete"
+            (event.pid, event.job, event.attempt): encode_line(event)
+            for event in self._history.events
+            if event.name == "job:complete"
         }
         for earlier, later in self._history.reruns():
-            run = earlier.begun
-            told = complete.get((run.pid, run.job, run.attempt))
-            if earlier.outcome == OK and told is not None:
-                what = f"job {run.job} was told to be complete, and ran again"
-                self._breach("complete", what, *earlier.lines, told, *later.lines)
+            run = earlier.started
+            event = complete.get((run.pid, run.job, run.attempt))
+            if earlier.outcome == OK and event is not None:
+                message = f"job {run.job} was reported complete, and ran again"
+                self._violation("complete", message, *earlier.lines, event, *later.lines)
 
     def _was_to_raise(self, run: Run) -> bool:
-        asked = self._history.asked.get(run.begun.token)
-        return asked is not None and run.begun.attempt <= asked.fails
+        request = self._history.requests.get(run.started.token)
+        return request is not None and run.started.attempt <= request.fails
 
-    def _told(self, run: Run) -> list[str]:
+    def _events_of(self, run: Run) -> list[str]:
         return [
-            text_of(told)
-            for told in self._history.told
-            if told.job == run.begun.job and told.worker == run.begun.worker
+            encode_line(event)
+            for event in self._history.events
+            if event.job == run.started.job and event.worker == run.started.worker
         ]
 
-    def _nothing_overlaps(self) -> None:
+    def _check_overlaps(self) -> None:
         lanes: dict[str, list[Run]] = defaultdict(list)
         for run in self._history.all_runs:
-            queue = run.begun.queue
-            lanes[f"{queue!r}" if queue is not None else f"job {run.begun.job}"].append(run)
+            queue = run.started.queue
+            lanes[f"{queue!r}" if queue is not None else f"job {run.started.job}"].append(run)
         for lane, runs in lanes.items():
             runs.sort(key=lambda run: run.at)
             latest: Run | None = None
@@ -181,83 +189,140 @@ class Auditor:
 
     def _overlap(self, lane: str, earlier: Run, later: Run) -> None:
         if self._causes.of_overlap(earlier) is not None:
-            self._audit.frozen.add(earlier.begun.run)
+            self._audit.frozen.add(earlier.started.run)
         else:
-            what = f"two runs at once in {lane}, and no freeze excuses it"
-            faults = [text_of(fault) for fault in self._causes.during(earlier)]
-            self._breach("overlap", what, *earlier.lines, *later.lines, *faults)
+            message = f"two runs at once in {lane}, and no freeze explains it"
+            faults = [encode_line(fault) for fault in self._causes.during(earlier)]
+            self._violation("overlap", message, *earlier.lines, *later.lines, *faults)
 
-    def _nothing_is_left(self) -> None:
-        for job in self._history.left:
-            asked = self._history.asked.get(job.token)
+    def _check_remaining(self) -> None:
+        for job in self._history.remaining:
+            request = self._history.requests.get(job.token)
             if job.locked_by is not None:
-                self._breach("locked", f"job {job.job} is locked at the end", text_of(job))
-            elif asked is not None and job.attempts >= job.max_attempts and self._superseded(asked):
+                self._violation("locked", f"job {job.job} is locked at the end", encode_line(job))
+            elif request is not None and job.attempts >= job.max_attempts and self._superseded(request):
                 self._audit.superseded += 1
-            elif asked is None or not asked.doomed or job.attempts < job.max_attempts:
-                self._breach("left", f"job {job.job} is left at the end", text_of(job))
+            elif request is None or not request.doomed or job.attempts < job.max_attempts:
+                self._violation("left", f"job {job.job} is left at the end", encode_line(job))
         for queue in self._history.locked_queues:
-            self._breach("locked", f"{queue.queue!r} is locked at the end", text_of(queue))
+            self._violation("locked", f"{queue.queue!r} is locked at the end", encode_line(queue))
 
-    def _superseded(self, asked: Asked) -> bool:
-        return asked.key is not None and (
-            bool(self._asked_after(asked.key, asked.token)) or self._may_be_removed(asked.key, asked.token)
+    def _superseded(self, request: AddRequest) -> bool:
+        return request.key is not None and (
+            bool(self._requests_after(request.key, request.token))
+            or self._may_be_removed(request.key, request.token)
         )
 
-    def _attempts_add_up(self) -> None:
+    def _check_attempts(self) -> None:
         for token, runs in self._history.runs.items():
-            asked = self._history.asked.get(token)
-            since = asked.at if asked is not None else 0.0
-            if len({run.begun.job for run in runs}) > 1:
-                self._breach("attempts", f"{token} ran under two ids", *_lines(runs))
-            self._check_growth(runs[0].begun.attempt - 1, since, runs[0], [])
+            request = self._history.requests.get(token)
+            since = request.at if request is not None else 0.0
+            if len({run.started.job for run in runs}) > 1:
+                self._violation("attempts", f"{token} ran under two ids", *_lines(runs))
+            self._check_growth(runs[0].started.attempt - 1, since, runs[0], [])
             for earlier, later in pairwise(runs):
-                growth = later.begun.attempt - earlier.begun.attempt
+                growth = later.started.attempt - earlier.started.attempt
                 given_back = growth == 0 and earlier.outcome == CANCELLED
                 if not given_back:
                     self._check_growth(growth - 1, earlier.at, later, earlier.lines)
 
     def _check_growth(self, surplus: int, since: float, run: Run, before: list[str]) -> None:
-        """An attempt without a run is one that was claimed, and lost before it began."""
+        """Check that each attempt without a run was claimed, and lost before the run started."""
         lost = surplus > 0 and self._causes.of_claim_without_run(since, run.at) is not None
         if surplus and not lost:
-            what = f"job {run.begun.job} has attempt {run.begun.attempt}, {surplus:+} of what it should"
-            self._breach("attempts", what, *before, *run.lines)
+            message = (
+                f"job {run.started.job} has attempt {run.started.attempt}, {surplus:+} from the expected"
+            )
+            self._violation("attempts", message, *before, *run.lines)
 
-    def _no_worker_ended_by_itself(self) -> None:
+    def _check_exits(self) -> None:
         started = {line.pid for line in self._history.ready}
         for exited in self._history.exits:
-            # One that cannot connect when it starts may give up. Npm's is not ours to judge.
-            if exited.wanted or exited.program == "node" or exited.pid not in started:
+            # A worker that cannot connect at its start may give up. The audit does not judge Node workers.
+            if exited.intended or exited.program == "node" or exited.pid not in started:
                 continue
-            # One whose thread cannot be stopped ends before others run the same job.
+            # A worker that cannot stop a job's thread exits before another worker runs the same job.
             if self._causes.of_lost_lease(exited.pid, exited.at) is not None:
                 self._audit.gave_up += 1
             else:
-                self._breach("ended", f"worker {exited.slot} ended by itself", text_of(exited))
+                self._violation("ended", f"worker {exited.slot} exited by itself", encode_line(exited))
 
-    def _only_the_dead_are_declared_dead(self) -> None:
+    def _check_declared_dead(self) -> None:
         pids = {line.worker: line.pid for line in self._history.ready}
-        for told in self._history.told:
-            pid = pids.get(told.about)
-            if pid is None or any(gone.pid == pid and gone.at <= told.at for gone in self._history.exits):
+        for event in self._history.events:
+            pid = pids.get(event.about)
+            if pid is None or any(gone.pid == pid and gone.at <= event.at for gone in self._history.exits):
                 continue
-            if self._causes.of_lost_lease(pid, told.at) is None:
-                self._breach("declared dead", f"{told.about} lived, and had been heard", text_of(told))
+            if self._causes.of_lost_lease(pid, event.at) is None:
+                message = f"{event.about} was alive, and its heartbeats had been recorded"
+                self._violation("declared dead", message, encode_line(event))
+
+    def _check_kept(self, kept: list[KeptAttempt]) -> None:
+        """Check that the history has each attempt that ran to its end and was recorded once, and no other."""
+        rows = Counter((row.job, row.attempt, row.worker, row.outcome) for row in kept)
+        runs: dict[tuple[int, int, str], list[Run]] = defaultdict(list)
+        for run in self._history.all_runs:
+            runs[run.started.job, run.started.attempt, run.started.worker].append(run)
+        for (job, attempt, worker, outcome), count in rows.items():
+            found = [run for run in runs[job, attempt, worker] if _may_end_as(run, outcome)]
+            if outcome in {"completed", "failed"} and count > len(found):
+                message = (
+                    f"the history has {count} attempts {attempt} of job {job} that {outcome} on {worker}"
+                )
+                self._violation("history", message, *_lines(runs[job, attempt, worker]))
+        recorded = Counter(
+            (event.job, event.attempt, event.worker)
+            for event in self._history.events
+            if event.name == "job:complete"
+        )
+        for key, count in recorded.items():
+            total = sum(rows[*key, outcome] for outcome in ("completed", "failed"))
+            if total != count:
+                message = (
+                    f"job {key[0]} ended {count} times in attempt {key[1]}, and has {total} in the history"
+                )
+                self._violation("history", message, *_lines(runs[key]))
+        self._check_kept_jobs(Counter(row.job for row in kept if row.outcome == "completed"))
+
+    def _check_kept_jobs(self, completed: Counter[int]) -> None:
+        """Check that each job that Python workers completed is in the history, whatever they reported."""
+        for token, added in self._history.added.items():
+            runs = self._history.runs.get(token, [])
+            by_python = all(run.started.worker.startswith("python-") for run in runs)
+            is_done = any(run.outcome == OK for run in runs) and not self._remaining[token]
+            # A job that replaces another one by its key may have its id.
+            if (
+                is_done
+                and by_python
+                and self._history.requests[token].key is None
+                and completed[added.job or 0] != 1
+            ):
+                message = f"job {added.job} is done, and has {completed[added.job or 0]} completed attempts"
+                self._violation("history", f"{message} in the history", *_lines(runs))
+
+
+def _may_end_as(run: Run, outcome: str) -> bool:
+    """Return whether a worker may have recorded this outcome for a run."""
+    if outcome == "completed":
+        return run.outcome == OK
+    # A process may have been killed after its task had ended.
+    return run.outcome in {RAISED, DIED} or run.started.task == PROCESS
 
 
 def crashes(history: History, program: str) -> int:
-    """How many workers of that kind ended without our doing, after they had begun to work."""
+    """Count the workers of a program that exited by themselves, after they were ready."""
     started = {line.pid for line in history.ready}
-    gone = Counter(exited.program for exited in history.exits if not exited.wanted and exited.pid in started)
+    gone = Counter(
+        exited.program for exited in history.exits if not exited.intended and exited.pid in started
+    )
     return gone[program]
 
 
 def _last_of_keys(history: History) -> dict[str, str]:
-    """For each key the last job that was surely added."""
+    """Map each key to the token of the last job that was added for certain."""
     last: dict[str, str] = {}
-    for token in sorted(history.added, key=lambda token: history.asked[token].at):
-        key = history.asked[token].key
+    for token in sorted(history.added, key=lambda token: history.requests[token].at):
+        key = history.requests[token].key
         if key is not None:
             last[key] = token
     return last

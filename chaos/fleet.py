@@ -1,4 +1,4 @@
-"""The worker processes of a run: started, watched, and replaced when they are gone."""
+"""The worker processes of a run, which the fleet starts, watches, and replaces when they exit."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 from benchmarks.contenders import ROOT, node_program
 
-from chaos.ledger import Exited, Ledger, Ready, now, read_file
+from chaos.ledger import Ledger, ProcessExited, WorkerReady, now, read_file
 from chaos.proxy import proxied
-from chaos.waiting import LOOK, until
-from chaos.worker import Orders
+from chaos.waiting import POLL_INTERVAL, until
+from chaos.worker import WorkerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 PYTHON, NODE = "python", "node"
 _NODE_SCRIPT = Path(__file__).parent / "node_worker.mjs"
 _PREFETCH = 20
-_STARTING = 30.0
+_START_TIMEOUT = 30.0
 
 
 class Slot:
-    """A place for one worker process at a time, with a proxy of its own to the server."""
+    """A slot for one worker process at a time, with its own proxy to the server."""
 
-    def __init__(self, number: int, program: str, proxy: Proxy, orders: Orders, log: Path) -> None:
+    def __init__(self, number: int, program: str, proxy: Proxy, config: WorkerConfig, log: Path) -> None:
         self.number = number
         self.program = program
         self.proxy = proxy
-        self.troubled = False
-        """Whether a fault that hits this worker alone is going on."""
-        self._orders = orders
+        self.faulted = False
+        """Whether a fault that hits this worker alone is active."""
+        self._config = config
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._wanted_end = False
@@ -49,33 +49,33 @@ class Slot:
 
     @property
     def pid(self) -> int:
-        """The process, which must be there."""
+        """The process id. The process must be alive."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether there is one."""
+        """Whether the slot has a process."""
         return self._process is not None
 
     @property
     def ready(self) -> bool:
-        """Whether it takes jobs."""
+        """Whether the process claims jobs."""
         if self.alive and self._ready_pid != self.pid and self.workers_of(self.pid):
             self._ready_pid = self.pid
         return self.alive and self._ready_pid == self.pid
 
     def workers_of(self, pid: int) -> list[str]:
-        """The worker of that process, as in the column locked_by, once it takes jobs."""
-        lines = read_file(Path(self._orders.ledger))
-        return [line.worker for line in lines if isinstance(line, Ready) and line.pid == pid]
+        """Return the worker ids of a process, as in the column `locked_by`, once it claims jobs."""
+        lines = read_file(Path(self._config.ledger))
+        return [line.worker for line in lines if isinstance(line, WorkerReady) and line.pid == pid]
 
     def start(self) -> None:
         """Start a process."""
-        orders = msgspec.json.encode(self._orders).decode()
-        command = [sys.executable, "-m", "chaos.worker", orders]
+        config = msgspec.json.encode(self._config).decode()
+        command = [sys.executable, "-m", "chaos.worker", config]
         if self.program == NODE:
-            command = [*node_program(_NODE_SCRIPT), orders]
+            command = [*node_program(_NODE_SCRIPT), config]
         self._wanted_end = False
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -84,34 +84,34 @@ class Slot:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is for us; it ends when its input does
+                start_new_session=True,  # Ctrl-C is for the harness; the worker exits when its input ends
             )
 
     def send(self, number: signal.Signals) -> None:
-        """Send the process a signal; one that ends it is our doing."""
+        """Send the process a signal. An exit by SIGKILL or SIGTERM counts as intended."""
         if number in {signal.SIGKILL, signal.SIGTERM}:
             self._wanted_end = True
         with suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
-    def order(self, line: str) -> None:
-        """Tell the process something, as chaos/worker.py has it."""
+    def send_command(self, line: str) -> None:
+        """Send the process a command, as `chaos.worker` describes."""
         if self._process is not None and self._process.stdin is not None:
             with suppress(BrokenPipeError):
                 self._process.stdin.write(f"{line}\n".encode())
                 self._process.stdin.flush()
 
-    def exited(self) -> Exited | None:
-        """What is to be said of the process if it is gone; the slot is empty then."""
+    def exited(self) -> ProcessExited | None:
+        """Return a ledger line if the process has exited, and empty the slot."""
         if self._process is None or (status := self._process.poll()) is None:
             return None
-        exited = Exited(
+        exited = ProcessExited(
             at=now(),
             slot=self.number,
             pid=self.pid,
             program=self.program,
             status=status,
-            wanted=self._wanted_end,
+            intended=self._wanted_end,
         )
         if self._process.stdin is not None:
             self._process.stdin.close()
@@ -120,69 +120,69 @@ class Slot:
 
 
 class Fleet:
-    """All slots. A worker that is gone is replaced after a moment, as by a supervisor."""
+    """All slots. A worker that exits is replaced after a short delay, as by a supervisor."""
 
-    def __init__(self, ledger: Ledger, replacement: float) -> None:
+    def __init__(self, ledger: Ledger, replacement_delay: float) -> None:
         self.slots: list[Slot] = []
         self.on_node_exit: Callable[[str], Coroutine[None, None, None]] | None = None
-        self._tidying: set[asyncio.Task[None]] = set()
+        self._exit_tasks: set[asyncio.Task[None]] = set()
         self._ledger = ledger
-        self._replacement = replacement
+        self._replacement_delay = replacement_delay
         self._replacing = True
         self._watching: asyncio.Task[None] | None = None
-        self._due: dict[int, float] = {}
+        self._replace_at: dict[int, float] = {}
         self._stack = AsyncExitStack()
 
     async def add(
-        self, program: str, server: Server, folder: Path, leases: Leases, concurrency: int, *, ahead: bool
+        self, program: str, server: Server, folder: Path, leases: Leases, concurrency: int, *, prefetch: bool
     ) -> None:
-        """One more slot, with a worker; of those that may claim ahead every third of a kind does."""
+        """Add a slot with a worker. If prefetch is allowed, every third worker of a program prefetches."""
         number = len(self.slots)
         proxy, dsn = await self._stack.enter_async_context(proxied(server.dsn(role_of(number))))
-        orders = Orders(
+        config = WorkerConfig(
             slot=number,
             ledger=str(folder / f"worker-{number}.ledger"),
             dsn=dsn,
             leases=leases,
             concurrency=concurrency,
-            prefetch=_PREFETCH if ahead and len(self.of(program)) % 3 == 1 else 0,
+            prefetch=_PREFETCH if prefetch and len(self.of(program)) % 3 == 1 else 0,
         )
-        slot = Slot(number, program, proxy, orders, folder / f"worker-{number}.log")
+        slot = Slot(number, program, proxy, config, folder / f"worker-{number}.log")
         slot.start()
         self.slots.append(slot)
 
     def of(self, *programs: str) -> list[Slot]:
-        """The slots for workers of these kinds."""
+        """Return the slots of these programs."""
         return [slot for slot in self.slots if slot.program in programs]
 
     def watch(self) -> None:
-        """Begin to write down who is gone, and to replace them."""
+        """Start to record exits and to replace workers."""
         self._watching = asyncio.create_task(self._watch())
 
     async def until_ready(self) -> None:
-        """Until all take jobs."""
-        if not await until(lambda: all(slot.ready for slot in self.slots), _STARTING):
-            raise TimeoutError("Not all workers started. Their logs say why.")
+        """Wait until all workers claim jobs."""
+        if not await until(lambda: all(slot.ready for slot in self.slots), _START_TIMEOUT):
+            raise TimeoutError(f"Not all workers started within {_START_TIMEOUT:g} s. Their logs say why.")
 
     async def stop(self, slots: list[Slot], limit: float) -> list[Slot]:
-        """End these in order, for good; those that did not in time are killed, and returned."""
+        """Stop workers gracefully, without replacement. Kill and return those that miss the limit."""
         self._replacing = False
         for slot in slots:
             if slot.alive:
                 slot.send(signal.SIGTERM)
-        late = await _gone(slots, limit)
+        late = await _wait_for_exits(slots, limit)
         for slot in late:
             slot.send(signal.SIGKILL)
-        await _gone(late, limit)
+        await _wait_for_exits(late, limit)
         return late
 
     async def close(self) -> None:
-        """Kill what is left."""
+        """Kill the remaining workers."""
         self._replacing = False
         if self._watching is not None:
-            for task in (self._watching, *self._tidying):
+            for task in (self._watching, *self._exit_tasks):
                 task.cancel()
-            await asyncio.wait([self._watching, *self._tidying])
+            await asyncio.wait([self._watching, *self._exit_tasks])
         for slot in self.slots:
             if slot.alive:
                 slot.send(signal.SIGKILL)
@@ -194,24 +194,24 @@ class Fleet:
             for slot in self.slots:
                 if exited := slot.exited():
                     self._ledger.write(exited)
-                    self._due[slot.number] = now() + self._replacement
-                    self._tidy_up(slot, exited.pid)
-                elif not slot.alive and self._replacing and now() >= self._due[slot.number]:
+                    self._replace_at[slot.number] = now() + self._replacement_delay
+                    self._after_exit(slot, exited.pid)
+                elif not slot.alive and self._replacing and now() >= self._replace_at[slot.number]:
                     slot.start()
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_INTERVAL)
 
-    def _tidy_up(self, slot: Slot, pid: int) -> None:
+    def _after_exit(self, slot: Slot, pid: int) -> None:
         if slot.program == NODE and self.on_node_exit is not None:
             for worker in slot.workers_of(pid):
-                self._tidying.add(asyncio.create_task(self.on_node_exit(worker)))
+                self._exit_tasks.add(asyncio.create_task(self.on_node_exit(worker)))
 
 
 def role_of(slot: int) -> str:
-    """The role that the slot's workers connect as."""
+    """Return the database role of a slot's workers."""
     return f"worker_{slot}"
 
 
-async def _gone(slots: list[Slot], limit: float) -> list[Slot]:
-    """Wait until they are gone; those that are not in time."""
+async def _wait_for_exits(slots: list[Slot], limit: float) -> list[Slot]:
+    """Wait until the workers have exited. Return those that miss the limit."""
     await until(lambda: not any(slot.alive for slot in slots), limit)
     return [slot for slot in slots if slot.alive]

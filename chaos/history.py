@@ -1,4 +1,4 @@
-"""The ledgers of a run, put together: which runs there were, of what, and what was broken meanwhile."""
+"""The ledgers of a run, combined: the runs of each job, and the faults that were active meanwhile."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from typing import TYPE_CHECKING
 from chaos.ledger import (
     CANCELLED,
     PAUSED,
-    Answered,
-    Asked,
-    Begun,
-    Ended,
-    Exited,
+    AddRequest,
+    AddResult,
     Fault,
-    LeftJob,
-    LeftLock,
+    HistoryRead,
+    JobRemoved,
+    KeptAttempt,
     Line,
+    LockedQueue,
     Phase,
-    Ready,
-    Removed,
-    Removing,
-    Told,
-    text_of,
+    ProcessExited,
+    RemainingJob,
+    RemoveRequest,
+    RunEnded,
+    RunStarted,
+    WorkerEvent,
+    WorkerReady,
+    encode_line,
 )
 
 if TYPE_CHECKING:
@@ -34,41 +36,41 @@ if TYPE_CHECKING:
 
 DIED = "died"
 """The outcome of a run whose process ended in the middle of it."""
-_NUISANCES = {"hold gil", "fork"}
+_DISRUPTIVE_KINDS = {"hold gil", "fork"}
 _FREEZING = {"freeze", "long freeze", "hold gil"}
-_ECHO = 1.0
-"""Seconds by which a pause may seem longer than what caused it."""
+_PAUSE_TOLERANCE = 1.0
+"""Seconds by which a recorded pause may exceed the fault that caused it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """One run of a job."""
 
-    begun: Begun
-    ended: Ended | None
+    started: RunStarted
+    ended: RunEnded | None
     end: float
-    """When it ended, or its process did, or its worker told that it has."""
+    """When the run or its process ended, or when its worker reported the end."""
     outcome: str
 
     @property
     def at(self) -> float:
-        """When it began."""
-        return self.begun.at
+        """When the run started."""
+        return self.started.at
 
     @property
     def lines(self) -> list[str]:
-        """The evidence."""
-        return [text_of(line) for line in (self.begun, self.ended) if line is not None]
+        """The run's ledger lines, as evidence."""
+        return [encode_line(line) for line in (self.started, self.ended) if line is not None]
 
 
-def _without_echoes(faults: list[Fault]) -> Iterator[Fault]:
-    """Without the pauses that we caused ourselves."""
+def _without_caused_pauses(faults: list[Fault]) -> Iterator[Fault]:
+    """Yield the faults, without the pauses that an injected fault caused."""
     caused = [fault for fault in faults if fault.kind in _FREEZING]
     for fault in faults:
         if fault.kind != PAUSED or not any(
             set(fault.pids) & set(other.pids)
-            and other.at - _ECHO <= fault.at
-            and fault.until <= other.until + _ECHO
+            and other.at - _PAUSE_TOLERANCE <= fault.at
+            and fault.until <= other.until + _PAUSE_TOLERANCE
             for other in caused
         ):
             yield fault
@@ -76,117 +78,122 @@ def _without_echoes(faults: list[Fault]) -> Iterator[Fault]:
 
 @dataclass
 class History:
-    """All that is known of a run."""
+    """Everything that the ledgers of a run record."""
 
     runs: dict[str, list[Run]] = field(default_factory=lambda: defaultdict(list))
-    """By token, in the order of time."""
-    asked: dict[str, Asked] = field(default_factory=dict)
-    added: dict[str, Answered] = field(default_factory=dict)
-    """Those that were surely added."""
-    removing: list[Removing] = field(default_factory=list)
-    removed: dict[str, Removed] = field(default_factory=dict)
-    """Those of which it is known what they came to."""
+    """The runs by token, in the order of time."""
+    requests: dict[str, AddRequest] = field(default_factory=dict)
+    added: dict[str, AddResult] = field(default_factory=dict)
+    """The jobs that were added for certain."""
+    removing: list[RemoveRequest] = field(default_factory=list)
+    removed: dict[str, JobRemoved] = field(default_factory=dict)
+    """The removals whose outcome is known."""
     faults: list[Fault] = field(default_factory=list)
-    exits: list[Exited] = field(default_factory=list)
-    ready: list[Ready] = field(default_factory=list)
-    told: list[Told] = field(default_factory=list)
+    exits: list[ProcessExited] = field(default_factory=list)
+    ready: list[WorkerReady] = field(default_factory=list)
+    events: list[WorkerEvent] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
-    left: list[LeftJob] = field(default_factory=list)
-    locked_queues: list[LeftLock] = field(default_factory=list)
+    remaining: list[RemainingJob] = field(default_factory=list)
+    locked_queues: list[LockedQueue] = field(default_factory=list)
+    kept: list[KeptAttempt] | None = None
+    """The attempts in the workers' history; None if it was not read."""
 
     @classmethod
     def of(cls, lines: Iterable[Line]) -> History:
-        """From all lines, in any order."""
-        history, begun, ended = cls(), list[Begun](), dict[str, Ended]()
+        """Build a history from all ledger lines, in any order."""
+        history, started, ended = cls(), list[RunStarted](), dict[str, RunEnded]()
+        lines = list(lines)
+        if any(isinstance(line, HistoryRead) for line in lines):
+            history.kept = [line for line in lines if isinstance(line, KeptAttempt)]
         for line in lines:
             match line:
-                case Begun():
-                    begun.append(line)
-                case Ended():
+                case RunStarted():
+                    started.append(line)
+                case RunEnded():
                     ended[line.run] = line
-                case Asked():
-                    history.asked[line.token] = line
-                case Answered(job=int()):
+                case AddRequest():
+                    history.requests[line.token] = line
+                case AddResult(job=int()):
                     history.added[line.token] = line
                 case _:
-                    history._file(line)
+                    history._store(line)
         history._order()
-        history._pair(begun, ended)
+        history._pair(started, ended)
         located = list(map(history._located, history.faults))
-        history.faults = sorted(_without_echoes(located), key=lambda fault: fault.at)
+        history.faults = sorted(_without_caused_pauses(located), key=lambda fault: fault.at)
         return history
 
-    def _file(self, line: Line) -> None:
+    def _store(self, line: Line) -> None:
         match line:
             case Fault():
                 self.faults.append(line)
-            case Exited():
+            case ProcessExited():
                 self.exits.append(line)
-            case Ready():
+            case WorkerReady():
                 self.ready.append(line)
-            case Told():
-                self.told.append(line)
+            case WorkerEvent():
+                self.events.append(line)
             case Phase():
                 self.phases.append(line)
-            case Removing():
+            case RemoveRequest():
                 self.removing.append(line)
-            case Removed():
+            case JobRemoved():
                 self.removed[line.token] = line
-            case LeftJob():
-                self.left.append(line)
-            case LeftLock():
+            case RemainingJob():
+                self.remaining.append(line)
+            case LockedQueue():
                 self.locked_queues.append(line)
 
     def _order(self) -> None:
-        for lines in (self.exits, self.ready, self.told, self.phases):
+        for lines in (self.exits, self.ready, self.events, self.phases):
             lines.sort(key=lambda line: line.at)
 
-    def _pair(self, begun: list[Begun], ended: dict[str, Ended]) -> None:
-        told = defaultdict[tuple[int, int, int], list[Told]](list)
-        for one in self.told:
-            told[one.pid, one.job, one.attempt].append(one)
-        for line in sorted(begun, key=lambda line: line.at):
+    def _pair(self, started: list[RunStarted], ended: dict[str, RunEnded]) -> None:
+        events = defaultdict[tuple[int, int, int], list[WorkerEvent]](list)
+        for event in self.events:
+            events[event.pid, event.job, event.attempt].append(event)
+        for line in sorted(started, key=lambda line: line.at):
             end = ended.get(line.run)
             if end is not None:
                 run = Run(line, end, end.at, end.outcome)
             else:
-                about = (one for one in told[line.pid, line.job, line.attempt] if one.at >= line.at)
-                run = self._killed(line, next(about, None))
+                of_run = (event for event in events[line.pid, line.job, line.attempt] if event.at >= line.at)
+                run = self._killed(line, next(of_run, None))
             self.runs[line.token].append(run)
 
-    def _killed(self, begun: Begun, told: Told | None) -> Run:
-        """A run whose process was killed: with its worker, or by its worker, which then told about it."""
-        died = self._death_of(begun.pid, begun.at)
-        if told is None or died < told.at:
-            return Run(begun, None, died, DIED)
-        return Run(begun, None, told.at, CANCELLED if told.name == "job:interrupted" else DIED)
+    def _killed(self, started: RunStarted, event: WorkerEvent | None) -> Run:
+        """Return a run whose process was killed with its worker, or by its worker, which emitted an event."""
+        died = self._exit_time(started.pid, started.at)
+        if event is None or died < event.at:
+            return Run(started, None, died, DIED)
+        return Run(started, None, event.at, CANCELLED if event.name == "job:interrupted" else DIED)
 
-    def _death_of(self, pid: int, after: float) -> float:
-        """A number is given to another process some day, so the first one after that."""
+    def _exit_time(self, pid: int, after: float) -> float:
+        """Return the first exit of a process id after a moment, because process ids are reused."""
         return next((exit_.at for exit_ in self.exits if exit_.pid == pid and exit_.at >= after), inf)
 
     def _located(self, fault: Fault) -> Fault:
-        """A fault that is a job hit the worker that ran it, when that did."""
-        if fault.kind not in _NUISANCES:
+        """Return a disruptive job's fault with the worker that ran it, and the time at which it did."""
+        if fault.kind not in _DISRUPTIVE_KINDS:
             return fault
         run = next(iter(self.runs.get(fault.note, [])), None)
         if run is None:
-            return Fault(at=fault.at, until=fault.at, kind=fault.kind, pids=[-1], note="it never ran")
+            return Fault(at=fault.at, until=fault.at, kind=fault.kind, pids=[-1], note="the job never ran")
         until = run.end if fault.kind == "hold gil" else run.at + fault.seconds
-        return Fault(at=run.at, until=until, kind=fault.kind, pids=[run.begun.pid], note=fault.note)
+        return Fault(at=run.at, until=until, kind=fault.kind, pids=[run.started.pid], note=fault.note)
 
     @property
     def all_runs(self) -> Iterator[Run]:
-        """Those of all jobs."""
+        """The runs of all jobs."""
         for runs in self.runs.values():
             yield from runs
 
     def reruns(self) -> Iterator[tuple[Run, Run]]:
-        """Every run that is not the first, with the one before it."""
+        """Yield each run except the first of its job, after the run before it."""
         for runs in self.runs.values():
             yield from pairwise(runs)
 
     def phase_at(self, moment: float) -> str:
-        """In which part of the run it was."""
+        """Return the phase of a moment."""
         place = bisect_right([phase.at for phase in self.phases], moment)
         return self.phases[place - 1].name if place else ""

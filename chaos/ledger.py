@@ -1,7 +1,7 @@
-"""What happened, line by line: every process of a run writes it down, the audit reads it.
+"""The ledgers: every process of a run writes one, line by line, and the audit reads them.
 
-Moments are seconds of CLOCK_MONOTONIC, which all processes of a machine share, Node's too, and which no
-change of the wall clock touches.
+Times are seconds of CLOCK_MONOTONIC. All processes of a machine share this clock, including Node processes,
+and changes of the wall clock do not affect it.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ if TYPE_CHECKING:
     from typing import Self
 
 OK, RAISED, CANCELLED = "ok", "raised", "cancelled"
-NODE_FREED = "node's locks freed"
-"""Among the faults stands also what was freed that a dead npm worker would have held for four hours."""
+NODE_LOCKS_RELEASED = "node locks released"
+"""A kind of fault: the harness released the locks that a dead Node worker would have held for four hours."""
 PAUSED = "pause"
-"""And that a worker did not run for a while, which it notes itself: the machine had no time for it."""
+"""A kind of fault that a worker records itself: the machine was too busy to run the worker for a while."""
 
 
-class Begun(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
-    """A run of a job began."""
+class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
+    """The start of a run."""
 
     at: float
     run: str
-    """Names the run among all."""
+    """The id of the run, unique in the campaign."""
     job: int
     token: str
-    """Names what was asked for. A job that replaces another by its key may have the other's id."""
+    """The id of the request. A job that replaces another by its key may have the other's job id."""
     attempt: int
     task: str
     queue: str | None
     worker: str
-    """As in the column locked_by."""
+    """The worker's id, as in the column `locked_by`."""
     pid: int
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
-    """A run ended, and how. One that was killed has no such line."""
+class RunEnded(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
+    """The end of a run, and its outcome. A killed run has no such line."""
 
     at: float
     run: str
     outcome: str
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True, tag="event"):
-    """A worker told something: what became of a job, or that it or another lost its jobs."""
+class WorkerEvent(msgspec.Struct, frozen=True, kw_only=True, tag="event"):
+    """An event that a worker emitted: the outcome of a job, or that it or another worker lost its jobs."""
 
     at: float
     name: str
@@ -59,12 +59,12 @@ class Told(msgspec.Struct, frozen=True, kw_only=True, tag="event"):
     job: int = 0
     attempt: int = 0
     about: str = ""
-    """The other worker."""
+    """The id of the other worker."""
     jobs: list[int] = []
 
 
-class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """A worker takes jobs from now on."""
+class WorkerReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """A worker that claims jobs from now on."""
 
     at: float
     slot: int
@@ -72,20 +72,20 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     pid: int
 
 
-class Exited(msgspec.Struct, frozen=True, kw_only=True, tag="exit"):
-    """A worker's process is gone."""
+class ProcessExited(msgspec.Struct, frozen=True, kw_only=True, tag="exit"):
+    """The exit of a worker process."""
 
     at: float
     slot: int
     pid: int
     program: str
     status: int
-    wanted: bool
-    """Whether it was our doing."""
+    intended: bool
+    """Whether the harness ended the process."""
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
-    """A job is about to be added."""
+class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
+    """A job that is about to be added."""
 
     at: float
     token: str
@@ -93,20 +93,20 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
     queue: str | None = None
     key: str | None = None
     fails: int = 0
-    """It raises in so many first attempts."""
+    """The number of first attempts that raise."""
     max_attempts: int = 25
     seconds: float = 0.0
     in_sql: bool = False
-    """Whether by a statement, as somebody adds it who has no library."""
+    """Whether a plain SQL statement adds the job, without the library."""
 
     @property
     def doomed(self) -> bool:
-        """Whether it is meant to fail for good."""
+        """Whether the job is meant to fail permanently."""
         return self.fails >= self.max_attempts
 
 
-class Answered(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
-    """What became of adding it: with an id it is surely there, without one nobody knows."""
+class AddResult(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
+    """The result of adding a job. With an id it was added for certain, without an id that is unknown."""
 
     at: float
     token: str
@@ -114,53 +114,53 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     problem: str | None = None
 
 
-class Removing(msgspec.Struct, frozen=True, kw_only=True, tag="remove"):
-    """The job of a key is about to be removed."""
+class RemoveRequest(msgspec.Struct, frozen=True, kw_only=True, tag="remove"):
+    """A key whose job is about to be removed."""
 
     at: float
     token: str
     key: str
 
 
-class Removed(msgspec.Struct, frozen=True, kw_only=True, tag="removed"):
-    """What was surely removed; without such a line nobody knows."""
+class JobRemoved(msgspec.Struct, frozen=True, kw_only=True, tag="removed"):
+    """A removal that happened for certain. Without such a line the outcome is unknown."""
 
     at: float
     token: str
     job: int | None = None
     """None if no job had the key."""
     running: bool = False
-    """Then it goes on, but is not tried again."""
+    """Whether the job was running. Then the run continues, but is not retried."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, tag="fault"):
-    """Something was broken."""
+    """A fault that was injected or recorded."""
 
     at: float
     until: float
     kind: str
     pids: list[int]
-    """The workers that it hit; none means that it hit the server, and so everybody."""
+    """The worker processes that the fault hit. An empty list means the server, and so all workers."""
     slots: list[int] = []
     locks: dict[str, list[int]] = {}
-    """Which worker held which jobs right after it was hit."""
+    """The jobs that each worker held right after the fault started."""
     note: str = ""
 
     @property
     def seconds(self) -> float:
-        """For how long."""
+        """The duration of the fault."""
         return self.until - self.at
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True, tag="phase"):
-    """A part of the run began."""
+    """The start of a phase of the campaign."""
 
     at: float
     name: str
 
 
-class LeftJob(msgspec.Struct, frozen=True, kw_only=True, tag="left"):
-    """A job that is in the database at the end."""
+class RemainingJob(msgspec.Struct, frozen=True, kw_only=True, tag="left"):
+    """A job that is still in the database at the end."""
 
     job: int
     token: str
@@ -170,27 +170,44 @@ class LeftJob(msgspec.Struct, frozen=True, kw_only=True, tag="left"):
     last_error: str | None
 
 
-class LeftLock(msgspec.Struct, frozen=True, kw_only=True, tag="locked queue"):
+class LockedQueue(msgspec.Struct, frozen=True, kw_only=True, tag="locked queue"):
     """A serial queue that is locked at the end."""
 
     queue: str
     locked_by: str
 
 
+class KeptAttempt(msgspec.Struct, frozen=True, kw_only=True, tag="kept"):
+    """An attempt in the history at the end."""
+
+    job: int
+    attempt: int
+    outcome: str
+    worker: str
+
+
+class HistoryRead(msgspec.Struct, frozen=True, kw_only=True, tag="history read"):
+    """The workers kept history, and all of it is in the ledgers."""
+
+    attempts: int
+
+
 Line: TypeAlias = (
-    Begun
-    | Ended
-    | Told
-    | Ready
-    | Exited
-    | Asked
-    | Answered
-    | Removing
-    | Removed
+    RunStarted
+    | RunEnded
+    | WorkerEvent
+    | WorkerReady
+    | ProcessExited
+    | AddRequest
+    | AddResult
+    | RemoveRequest
+    | JobRemoved
     | Fault
     | Phase
-    | LeftJob
-    | LeftLock
+    | RemainingJob
+    | LockedQueue
+    | KeptAttempt
+    | HistoryRead
 )
 
 _ENCODER = msgspec.json.Encoder()
@@ -198,12 +215,12 @@ _DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
 def now() -> float:
-    """The moment, for a ledger."""
+    """Return the current time, for a ledger."""
     return time.monotonic()
 
 
 class Ledger:
-    """A file to which lines are added, each by one write: what was written survives a kill."""
+    """A file to which lines are appended, each with one write, so that they survive a SIGKILL."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -211,32 +228,32 @@ class Ledger:
 
     def write(self, line: Line) -> None:
         """Add a line."""
-        os.write(self._descriptor, text_of(line).encode() + b"\n")
+        os.write(self._descriptor, encode_line(line).encode() + b"\n")
 
     def next_run(self) -> str:
-        """A name for a run in this process."""
+        """Return an id for the next run in this process."""
         return f"{os.getpid()}-{next(self._runs)}"
 
     def __enter__(self) -> Self:
-        """Close it at the end."""
+        """Return the ledger, which is closed at the end of the block."""
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        """No more lines."""
+        """Close the file."""
         os.close(self._descriptor)
 
 
-def text_of(line: Line) -> str:
-    """The line as it stands in the file."""
+def encode_line(line: Line) -> str:
+    """Return the text of a line, as in the file."""
     return _ENCODER.encode(line).decode()
 
 
 def read_folder(folder: Path) -> list[Line]:
-    """All lines of all ledgers in the folder, in no order between files."""
+    """Read all ledgers in the folder. Lines of different files are in no particular order."""
     return [line for path in sorted(folder.glob("*.ledger")) for line in read_file(path)]
 
 
 def read_file(path: Path) -> list[Line]:
-    """The lines of one; half a line at the end, of a process that was killed, is none."""
+    """Read one ledger. Ignore an incomplete last line, which a killed process may leave."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     return [_DECODER.decode(line) for line in lines if line.endswith(b"\n")]

@@ -1,21 +1,21 @@
-// Node's Graphile Worker in a run: npm's defaults, a local queue if so ordered, and the ledger that chaos/ledger.py describes.
-// Its arguments: the path of the package's module, and orders as chaos/worker.py has them.
+// A Node worker of a run: default settings, a local queue if configured, and a ledger as in chaos/ledger.py.
+// Its arguments: the path of the package's module, and the configuration (WorkerConfig in chaos/worker.py).
 import { EventEmitter } from "node:events";
 import { openSync, writeSync } from "node:fs";
 import { pathToFileURL } from "node:url";
 
 const library = await import(pathToFileURL(process.argv[2]).href);
 const { Logger, run } = library.default ?? library;
-const orders = JSON.parse(process.argv[3]);
+const config = JSON.parse(process.argv[3]);
 const pid = process.pid;
-const ledger = openSync(orders.ledger, "a");
+const ledger = openSync(config.ledger, "a");
 const now = () => Number(process.hrtime.bigint()) / 1e9;
 const write = (line) => writeSync(ledger, JSON.stringify(line) + "\n");
 const sleep = (seconds) => new Promise((done) => setTimeout(done, seconds * 1000));
 const STEP = 0.05;
 let runs = 0;
 
-// Whoever started us is gone.
+// The end of the input means that the harness is gone.
 process.stdin.on("end", () => process.exit(1)).resume();
 
 const taskList = {
@@ -29,7 +29,7 @@ const taskList = {
     for (let left = payload.seconds; left > 0; left -= STEP) await sleep(Math.min(left, STEP));
     const fails = job.attempts <= payload.fails;
     write({ type: "end", at: now(), run: name, outcome: fails ? "raised" : "ok" });
-    if (fails) throw new Error("as told");
+    if (fails) throw new Error("intended failure");
   },
 };
 
@@ -39,10 +39,10 @@ events.on("pool:create", ({ workerPool }) => (pool = workerPool.id));
 const logger = new Logger(() => (level, message) => {
   if (level === "error" || level === "warning") console.error(`${level}: ${message}`);
 });
-const ahead = orders.prefetch ? { preset: { worker: { localQueue: { size: orders.prefetch } } } } : {};
+const localQueue = config.prefetch ? { preset: { worker: { localQueue: { size: config.prefetch } } } } : {};
 const runner = await run({
-  connectionString: orders.dsn, taskList, events, logger, concurrency: orders.concurrency, ...ahead,
+  connectionString: config.dsn, taskList, events, logger, concurrency: config.concurrency, ...localQueue,
 });
-write({ type: "ready", at: now(), slot: orders.slot, worker: pool, pid });
+write({ type: "ready", at: now(), slot: config.slot, worker: pool, pid });
 await runner.promise;
 process.exit(0);

@@ -1,4 +1,4 @@
-"""A proxy between a worker and the server, that troubles connections where somebody wants it."""
+"""A proxy between a worker and the server, which can cut, stall and blackhole connections."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _Pair: TypeAlias = tuple[asyncio.StreamWriter, asyncio.StreamWriter]
 
 
 class Proxy:
-    """Forwards bytes; `cut_when` decides by what passes whether to cut the connection.
+    """A TCP proxy. The callback `cut_when` decides by the forwarded bytes whether to cut the connection.
 
-    It is called with the direction ("query" or "reply") and the bytes, before they are passed on. True drops
-    them and cuts; "after" passes them on and then cuts.
+    The proxy calls it with the direction ("query" or "reply") and the bytes, before it forwards them. True
+    drops the bytes and cuts the connection. "after" forwards the bytes and then cuts the connection.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -25,23 +25,23 @@ class Proxy:
         self._port = port
         self._server: asyncio.Server | None = None
         self._pairs: set[_Pair] = set()
-        self._swallowed: set[_Pair] = set()
+        self._blackholed: set[_Pair] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._light = asyncio.Event()
-        self._light.set()
+        self._connecting_allowed = asyncio.Event()
+        self._connecting_allowed.set()
         self.cut_when: Callable[[str, bytes], bool | str] = lambda _direction, _data: False
         self.refusing = False
         self.frozen = False
         self.cuts = 0
 
     async def start(self) -> int:
-        """Listen; returns the port."""
+        """Start to listen. Return the port."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
     async def stop(self) -> None:
-        """Cut everything, and listen no more."""
+        """Cut all connections and stop listening."""
         assert self._server is not None
         self._server.close()
         self.cut_all()
@@ -50,21 +50,21 @@ class Proxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def cut_all(self) -> None:
-        """Cut all connections, as with scissors."""
+        """Abort all connections."""
         for pair in list(self._pairs):
             self._cut(pair)
 
-    def go_dark(self) -> None:
-        """From now on nothing arrives, on either side, and neither side is told; new connections hang."""
-        self._light.clear()
-        self._swallowed |= self._pairs
+    def start_blackhole(self) -> None:
+        """Discard all bytes in both directions without closing connections. New connections hang."""
+        self._connecting_allowed.clear()
+        self._blackholed |= self._pairs
 
-    def light_up(self) -> None:
-        """New connections pass again. Those that lost bytes are cut, for they can never be mended."""
-        for pair in self._swallowed & self._pairs:
+    def end_blackhole(self) -> None:
+        """Let new connections through again. Cut the connections that lost bytes: they are beyond repair."""
+        for pair in self._blackholed & self._pairs:
             self._cut(pair)
-        self._swallowed.clear()
-        self._light.set()
+        self._blackholed.clear()
+        self._connecting_allowed.set()
 
     def _cut(self, pair: _Pair) -> None:
         self.cuts += 1
@@ -80,9 +80,9 @@ class Proxy:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._keep(asyncio.current_task())
         try:
-            await self._light.wait()
+            await self._connecting_allowed.wait()
             server_reader, server_writer = await self._connect()
-        except (OSError, asyncio.CancelledError):  # the server is away, or we are
+        except (OSError, asyncio.CancelledError):  # the server is down, or the proxy is stopping
             writer.transport.abort()
             return
         pair = (writer, server_writer)
@@ -107,7 +107,7 @@ class Proxy:
             while data := await source.read(65536):
                 while self.frozen:  # noqa: ASYNC110 - a plain flag is easier to set
                     await asyncio.sleep(0.01)
-                if pair in self._swallowed:
+                if pair in self._blackholed:
                     continue
                 decision = self.cut_when(direction, data)
                 if decision is True:
@@ -118,8 +118,8 @@ class Proxy:
                 if decision == "after":
                     self._cut(pair)
                     return
-        if pair in self._swallowed:
-            return  # the end of a connection is not heard of either
+        if pair in self._blackholed:
+            return  # the blackhole hides the end of a connection too
         self._pairs.discard(pair)
         for writer in pair:
             writer.close()
@@ -127,7 +127,7 @@ class Proxy:
 
 @asynccontextmanager
 async def proxied(dsn: str) -> AsyncIterator[tuple[Proxy, str]]:
-    """A proxy, and the connection string that goes through it."""
+    """Start a proxy. Yield it, and the connection string that goes through it."""
     parts = urlsplit(dsn)
     query = {key: values[0] for key, values in parse_qs(parts.query).items()}
     host = query.pop("host", None) or parts.hostname or "localhost"

@@ -1,4 +1,4 @@
-"""What the jobs of a run do: they write down that they ran, and some of them are a nuisance."""
+"""The tasks of a run. They record their runs, and some of them are faults themselves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chaos.ledger import CANCELLED, OK, RAISED, Begun, Ended, Ledger, now
+from chaos.ledger import CANCELLED, OK, RAISED, Ledger, RunEnded, RunStarted, now
 from graphile_worker import GraphileWorkerError, JobContext, task
 
 if TYPE_CHECKING:
@@ -22,19 +22,19 @@ ASYNC, THREAD, HOLD_CONNECTION = "wait", "wait_on_thread", "hold_connection"
 HOLD_GIL, FORK = "hold_gil", "fork"
 PROCESS = "fork_in_process"
 LEDGER_VARIABLE = "CHAOS_LEDGER"
-"""Names the worker's ledger, for the processes that it starts."""
-# Of PyDLL's functions the caller keeps the GIL: no other thread runs meanwhile, the event loop's neither.
+"""The environment variable with the path of the worker's ledger, for the processes that the worker starts."""
+# A function of a PyDLL keeps the GIL, so no other thread runs during the call, including the event loop's.
 _HOLDING_GIL = ctypes.PyDLL(None)
 _MICROSECONDS = 1_000_000
 _STEP = 0.05
 
 
-class AsToldError(Exception):
-    """The job was to fail."""
+class IntendedError(Exception):
+    """The failure of a job that is meant to fail."""
 
 
 def tasks_for(ledger: Ledger) -> dict[str, Callable[..., Any]]:
-    """The tasks, which write to that ledger."""
+    """Return the tasks, which record their runs in a ledger."""
 
     async def wait(payload: dict[str, Any], ctx: JobContext) -> None:
         with _recorded(ledger, payload, ctx):
@@ -44,7 +44,7 @@ def tasks_for(ledger: Ledger) -> dict[str, Callable[..., Any]]:
     async def hold_connection(payload: dict[str, Any], ctx: JobContext) -> None:
         with _recorded(ledger, payload, ctx):
             async with AsyncExitStack() as stack:
-                with suppress(GraphileWorkerError):  # the job is about holding one, not about outages
+                with suppress(GraphileWorkerError):  # the task tests a held connection, not outages
                     await stack.enter_async_context(ctx.connection())
                 for step in _steps(payload["seconds"]):
                     await asyncio.sleep(step)
@@ -68,7 +68,7 @@ def tasks_for(ledger: Ledger) -> dict[str, Callable[..., Any]]:
 
 @task(PROCESS, executor="process")
 def fork_in_process(payload: dict[str, Any], ctx: JobContext) -> None:
-    """Fork a child that returns from the task at once. It must not answer for a job."""
+    """Fork a child that returns from the task at once. The child must not report the job's outcome."""
     child = os.fork()
     if child == 0:
         return
@@ -87,7 +87,7 @@ def _recorded(
     ledger: Ledger, payload: dict[str, Any], ctx: JobContext, worker_pid: int | None = None
 ) -> Iterator[None]:
     job, run, outcome = ctx.job, ledger.next_run(), RAISED
-    begun = Begun(
+    started = RunStarted(
         at=now(),
         run=run,
         job=job.id,
@@ -98,23 +98,24 @@ def _recorded(
         worker=ctx.worker_id,
         pid=worker_pid or os.getpid(),
     )
-    ledger.write(begun)
+    ledger.write(started)
     try:
         yield
         if job.attempts <= payload["fails"]:
-            raise AsToldError(f"attempt {job.attempts} of {payload['fails']} that fail")
+            raise IntendedError(f"attempt {job.attempts} of {payload['fails']} that fail")
         outcome = OK
     except asyncio.CancelledError:
         outcome = CANCELLED
         raise
     finally:
-        ledger.write(Ended(at=now(), run=run, outcome=outcome))
+        ledger.write(RunEnded(at=now(), run=run, outcome=outcome))
 
 
 def _steps(seconds: float) -> list[float]:
-    """In small steps: of one long sleep nothing is left when a process wakes that was frozen meanwhile.
+    """Split a duration into small steps, so that a frozen job still has work to do when it continues.
 
-    So a job that was frozen has work to do afterwards, and whether it is stopped then can be seen.
+    A single long sleep would be over when the process continues. With steps, the ledgers show whether the
+    worker stops the job then.
     """
     whole, rest = divmod(seconds, _STEP)
     return [_STEP] * int(whole) + [rest]
@@ -130,7 +131,7 @@ def _hold_gil(seconds: float) -> None:
 
 
 def _fork(seconds: float) -> None:
-    """Leave a child that has all our sockets for so long. To the server we live as long as it does."""
+    """Fork a child that holds the worker's sockets. While the child lives, the server sees a live worker."""
     child = os.fork()
     if child == 0:
         try:

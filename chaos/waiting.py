@@ -1,4 +1,4 @@
-"""Waiting for what another process does."""
+"""Waiting for another process."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from chaos.ledger import now
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LOOK = 0.02
-"""How often to look, in seconds."""
+POLL_INTERVAL = 0.02
+"""Seconds between two checks."""
 
 
 async def until(condition: Callable[[], object], limit: float = inf) -> bool:
-    """Return when the condition holds, or after so long; whether it does."""
+    """Wait until the condition holds, or until the limit in seconds. Return whether it holds."""
     deadline = now() + limit
     while not condition():
         if now() > deadline:
             return False
-        await asyncio.sleep(LOOK)
+        await asyncio.sleep(POLL_INTERVAL)
     return True

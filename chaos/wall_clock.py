@@ -1,4 +1,4 @@
-"""A wall clock that jumps, for one process and the code of the worker alone."""
+"""A wall clock that can be shifted, for one process and its `graphile_worker` modules."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _real_time = time.time
 
 
 class WallClock:
-    """What `datetime.now` and `time.time` say in the worker's modules, once it is installed."""
+    """The clock behind `datetime.now` and `time.time` in the worker's modules, once it is installed."""
 
     def __init__(self) -> None:
         self.ahead = 0.0
 
     def install(self) -> None:
-        """Let all modules of the worker see this clock; to be called when they are imported."""
-        shown = self._datetime()
+        """Make all modules of the worker use this clock. Call it after they are imported."""
+        shifted = self._datetime()
         for name, module in list(sys.modules.items()):
             if name.partition(".")[0] == "graphile_worker" and vars(module).get("datetime") is datetime:
-                module.__dict__["datetime"] = shown
+                module.__dict__["datetime"] = shifted
         time.time = lambda: _real_time() + self.ahead
 
     def _datetime(self) -> type[datetime]:
@@ -29,12 +29,12 @@ class WallClock:
 
         class AnyDatetime(type):
             def __instancecheck__(cls, instance: object) -> bool:
-                # What others made is one too.
+                # A plain datetime counts as an instance too.
                 return isinstance(instance, datetime)
 
-        class Shown(datetime, metaclass=AnyDatetime):
+        class ShiftedDatetime(datetime, metaclass=AnyDatetime):
             @classmethod
             def now(cls, tz: tzinfo | None = None) -> Any:
                 return datetime.now(tz) + timedelta(seconds=clock.ahead)
 
-        return Shown
+        return ShiftedDatetime

@@ -1,8 +1,8 @@
-"""`python -m chaos.worker`: a Python worker of a run, in a process of its own.
+"""`python -m chaos.worker`: a Python worker of a run, in its own process.
 
-Its argument is its `Orders` as JSON. Orders to come are read from standard input: ``clock 3600`` sets the
-wall clock that the worker sees ahead by so many seconds. When the input ends whoever started us is gone, and
-so are we, without a word.
+Its argument is a `WorkerConfig` as JSON. It reads commands from standard input: ``clock 3600`` sets the wall
+clock that the worker sees ahead by 3600 seconds. When the input ends, the harness is gone, and the process
+exits at once.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 
 import msgspec
 
-from chaos.leases import Leases  # noqa: TC001 - msgspec looks at it
-from chaos.ledger import PAUSED, Fault, Ledger, Ready, Told, now
+from chaos.leases import Leases  # noqa: TC001 - msgspec reads the annotation
+from chaos.ledger import PAUSED, Fault, Ledger, WorkerEvent, WorkerReady, now
 from chaos.tasks import LEDGER_VARIABLE, tasks_for
 from chaos.wall_clock import WallClock
 from graphile_worker import DatabaseError, Events, run
@@ -38,14 +38,14 @@ from graphile_worker.events import (
 )
 
 _SET_DEATH_SIGNAL = 1
-"""Of prctl; Linux only."""
-_LOOK = 0.1
+"""The option PR_SET_PDEATHSIG of prctl, on Linux only."""
+_PAUSE_CHECK_INTERVAL = 0.1
 _MOST_CONNECTIONS = 3
-"""Few, so that jobs often hold all of them."""
+"""Few, so that jobs often hold all connections."""
 
 
-class Orders(msgspec.Struct, kw_only=True):
-    """How to work."""
+class WorkerConfig(msgspec.Struct, kw_only=True):
+    """The configuration of a worker process."""
 
     slot: int
     ledger: str
@@ -55,27 +55,28 @@ class Orders(msgspec.Struct, kw_only=True):
     prefetch: int = 0
 
 
-async def work(orders: Orders) -> None:
-    """Work until a signal ends it."""
-    os.environ[LEDGER_VARIABLE] = orders.ledger
-    ledger = Ledger(Path(orders.ledger))  # open to the end: threads may outlive the worker
-    threading.Thread(target=_note_pauses, args=(ledger, orders), daemon=True).start()
+async def work(config: WorkerConfig) -> None:
+    """Run jobs until a signal stops the worker."""
+    os.environ[LEDGER_VARIABLE] = config.ledger
+    ledger = Ledger(Path(config.ledger))  # open to the end: threads may outlive the worker
+    threading.Thread(target=_record_pauses, args=(ledger, config), daemon=True).start()
     runner = await run(
         tasks_for(ledger),
-        orders.dsn,
-        concurrency=orders.concurrency,
+        config.dsn,
+        concurrency=config.concurrency,
         max_pool_size=_MOST_CONNECTIONS,
-        prefetch=orders.prefetch,
+        prefetch=config.prefetch,
+        history="all",  # the audit compares it with what ran
         events=_events(ledger),
-        exit_if_stuck=True,  # whoever starts us starts another
-        **orders.leases._asdict(),
+        exit_if_stuck=True,  # the fleet starts a replacement
+        **config.leases._asdict(),
     )
-    ledger.write(Ready(at=now(), slot=orders.slot, worker=runner.id, pid=os.getpid()))
+    ledger.write(WorkerReady(at=now(), slot=config.slot, worker=runner.id, pid=os.getpid()))
     await runner.wait()
 
 
-class _Unreliable(logging.Handler):
-    """A log server that is away now and then; and a listener that fails as often."""
+class _UnreliableObserver(logging.Handler):
+    """A log handler that fails now and then, and an event listener that fails as often."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,22 +91,22 @@ class _Unreliable(logging.Handler):
             raise error("an observer fails")
 
 
-def _note_pauses(ledger: Ledger, orders: Orders) -> None:
-    """Those in which jobs may be lost; shorter ones are no excuse for anything."""
+def _record_pauses(ledger: Ledger, config: WorkerConfig) -> None:
+    """Record pauses in which jobs may be lost. Shorter pauses do not explain a violation."""
     last = now()
     while True:
-        time.sleep(_LOOK)
+        time.sleep(_PAUSE_CHECK_INTERVAL)
         before, last = last, now()
-        if last - before >= orders.leases.short_silence:
-            ledger.write(Fault(at=before, until=last, kind=PAUSED, pids=[os.getpid()], slots=[orders.slot]))
+        if last - before >= config.leases.short_silence:
+            ledger.write(Fault(at=before, until=last, kind=PAUSED, pids=[os.getpid()], slots=[config.slot]))
 
 
 def _events(ledger: Ledger) -> Events:
     events, worker = Events(), ""
-    events.on(JobComplete, _Unreliable().listen)
+    events.on(JobComplete, _UnreliableObserver().listen)
 
-    def tell(event: Event, **more: Any) -> None:
-        ledger.write(Told(at=now(), name=event.name, worker=worker, pid=os.getpid(), **more))
+    def record(event: Event, **more: Any) -> None:
+        ledger.write(WorkerEvent(at=now(), name=event.name, worker=worker, pid=os.getpid(), **more))
 
     @events.on(PoolCreate)
     def created(event: PoolCreate) -> None:
@@ -115,44 +116,44 @@ def _events(ledger: Ledger) -> Events:
     @events.on(WorkerRecovered)
     def recovered(event: WorkerRecovered) -> None:
         about = event.recovered
-        tell(event, about=about.worker.id, jobs=[job.id for job in about.jobs])
+        record(event, about=about.worker.id, jobs=[job.id for job in about.jobs])
 
-    def of_job(event: JobComplete | JobInterrupted | JobLost) -> None:
-        tell(event, job=event.job.id, attempt=event.job.attempts)
+    def record_job(event: JobComplete | JobInterrupted | JobLost) -> None:
+        record(event, job=event.job.id, attempt=event.job.attempts)
 
-    for about_pool in (PoolFenced, PoolUnfenced):
-        events.on(about_pool, tell)
-    for about_job in (JobComplete, JobInterrupted, JobLost):
-        events.on(about_job, of_job)
+    for pool_event in (PoolFenced, PoolUnfenced):
+        events.on(pool_event, record)
+    for job_event in (JobComplete, JobInterrupted, JobLost):
+        events.on(job_event, record_job)
     return events
 
 
-def _obey(clock: WallClock) -> None:
+def _run_commands(clock: WallClock) -> None:
     for line in sys.stdin:
-        order, _, value = line.partition(" ")
-        if order == "clock":
+        command, _, value = line.partition(" ")
+        if command == "clock":
             clock.ahead = float(value)
     os._exit(1)
 
 
 def _die_with_parent() -> None:
-    """Also if we are stopped by a signal, when nobody reads the end of the input."""
+    """Let the kernel kill this process with its parent. A frozen process cannot read the end of its input."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def main() -> None:
-    """Work as ordered."""
+    """Run the worker that the first argument configures."""
     _die_with_parent()
-    orders = msgspec.json.decode(sys.argv[1], type=Orders)
+    config = msgspec.json.decode(sys.argv[1], type=WorkerConfig)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("graphile_worker").setLevel(logging.WARNING)
-    logging.getLogger("graphile_worker").addHandler(_Unreliable())
+    logging.getLogger("graphile_worker").addHandler(_UnreliableObserver())
     clock = WallClock()
     clock.install()
-    threading.Thread(target=_obey, args=(clock,), daemon=True).start()
+    threading.Thread(target=_run_commands, args=(clock,), daemon=True).start()
     try:
-        asyncio.run(work(orders))
+        asyncio.run(work(config))
     except DatabaseError as error:
         sys.exit(f"{error}")
 

@@ -4,9 +4,9 @@
     $ uvicorn --app-dir examples fastapi_app:web
     $ curl localhost:8000/orders --json '{"item": "a teapot", "email": "ann@example.com"}'
 
-It uses the database that DATABASE_URL names, or else a private one. Ctrl-C, or SIGTERM, stops it: jobs that
-run have five seconds to end, and nothing stays locked. Workers in processes of their own can help, started
-where this file is: graphile-worker run fastapi_app:app -j 10
+It uses the database in DATABASE_URL, or an embedded one. Ctrl-C or SIGTERM stops it: running jobs have five
+seconds to end, and nothing stays locked. More workers can run in their own processes. Start them in this
+file's folder: graphile-worker run fastapi_app:app -j 10
 """
 
 import logging
@@ -26,26 +26,26 @@ app = App(os.environ.get("DATABASE_URL", "embedded:"))
 
 @app.task(max_attempts=5, retry=[1, 10, 60])
 async def send_receipt(ctx: JobContext, order: int) -> None:
-    """Twice does no harm: what was sent is marked as sent."""
+    """Send a receipt once, even if the job runs twice: the order is marked in the same transaction."""
     async with ctx.connection() as connection, connection.transaction():
         email = await connection.fetchval(
             "update orders set receipt_sent = true where id = $1 and not receipt_sent returning email", order
         )
         if email is not None:
-            ctx.logger.info("a receipt for order %s goes to %s", order, email)
+            ctx.logger.info("Sending the receipt for order %s to %s", order, email)
 
 
 @app.task(job_key="report:{day}", priority=10)
 def write_report(day: str) -> None:
-    """A plain function runs on a thread. However often it is asked for, one report a day is waiting."""
-    print(f"The report of {day} is written")
+    """Write a report, on a thread. The job key keeps at most one waiting job per day."""
+    print(f"Wrote the report of {day}")
 
 
 @asynccontextmanager
 async def lifespan(_web: FastAPI) -> AsyncIterator[dict[str, Runner]]:
-    """A worker from the start of the server to its end; endpoints use its connections."""
+    """Run a worker while the server runs. Endpoints use its connections."""
     async with app.running(concurrency=10) as runner:
-        async with app.utils.lend_connection() as connection:
+        async with app.utils.connection() as connection:
             await connection.execute(
                 "create table if not exists orders (id int generated always as identity primary key, "
                 "item text not null, email text not null, receipt_sent boolean not null default false)"
@@ -57,7 +57,7 @@ web = FastAPI(lifespan=lifespan)
 
 
 class Order(BaseModel):
-    """What a customer sends."""
+    """An order as a customer sends it."""
 
     item: str
     email: str
@@ -65,8 +65,8 @@ class Order(BaseModel):
 
 @web.post("/orders", status_code=status.HTTP_201_CREATED)
 async def place_order(order: Order) -> dict[str, int]:
-    """The order and its job are committed together: there is never one without the other."""
-    async with app.utils.lend_connection() as connection, connection.transaction():
+    """Commit the order and its job together, so that there is never one without the other."""
+    async with app.utils.connection() as connection, connection.transaction():
         number = await connection.fetchval(
             "insert into orders (item, email) values ($1, $2) returning id", order.item, order.email
         )
@@ -75,18 +75,18 @@ async def place_order(order: Order) -> dict[str, int]:
 
 
 @web.post("/reports/{day}", status_code=status.HTTP_202_ACCEPTED)
-async def ask_for_report(day: str) -> dict[str, int]:
-    """With nothing else to write there is no need for a transaction."""
+async def request_report(day: str) -> dict[str, int]:
+    """Add a job without a transaction, because it writes nothing else."""
     job = await write_report.enqueue(day)
     return {"job": job.id}
 
 
 @web.get("/jobs/{job_id}")
 async def show_job(job_id: int) -> dict[str, Any]:
-    """A job that is done is deleted, so one that is not there is done, or never was."""
+    """Return a job. A completed job is deleted, so a missing job is done or never existed."""
     job = await app.utils.get_job(id=job_id)
     if job is None:
-        raise HTTPException(status.HTTP_404_NOT_FOUND, "There is no such job, or it is done.")
+        raise HTTPException(status.HTTP_404_NOT_FOUND, "The job does not exist, or is done.")
     return {
         "task": job.task_identifier,
         "state": job.state,
@@ -97,7 +97,7 @@ async def show_job(job_id: int) -> dict[str, Any]:
 
 @web.get("/stats")
 async def show_stats() -> dict[str, int]:
-    """How many jobs wait, run, and have failed for good."""
+    """Return the numbers of waiting, running and permanently failed jobs."""
     stats = await app.utils.stats()
     return {
         "ready": stats.ready,
@@ -109,7 +109,7 @@ async def show_stats() -> dict[str, int]:
 
 @web.get("/health")
 async def show_health(request: Request, response: Response) -> dict[str, Any]:
-    """503 while the worker cannot claim jobs; `reason` says why."""
+    """Return the worker's health, with status 503 while it cannot claim jobs."""
     health = request.state.runner.health()
     if not health.ready:
         response.status_code = status.HTTP_503_SERVICE_UNAVAILABLE

@@ -1,4 +1,4 @@
-"""What the SQL function add_job promises."""
+"""The SQL function add_job."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from support.jobs import STATES, add, bring_to, count, get, one
+from support.jobs import STATES, add, count, fetch_one, get, put_in_state
 
 LATER = datetime(2030, 1, 1, tzinfo=UTC)
 
 
-async def test_defaults(db: asyncpg.Connection) -> None:
+async def test_omitted_arguments_have_defaults(db: asyncpg.Connection) -> None:
     job = await add(db)
 
     assert dict(job) | {"id": 1} == {
@@ -53,7 +53,7 @@ async def test_every_argument_is_stored(db: asyncpg.Connection) -> None:
         flags=["a", "b", "a"],
     )
 
-    view = await one(db, "select * from graphile_worker.jobs")
+    view = await fetch_one(db, "select * from graphile_worker.jobs")
     assert json.loads(job["payload"]) == {"to": "Ann", "n": 3.10}
     assert json.loads(job["flags"]) == {"a": True, "b": True}
     assert (view["task_identifier"], view["queue_name"]) == ("send", "mail")
@@ -66,7 +66,7 @@ async def test_every_argument_is_stored(db: asyncpg.Connection) -> None:
 
 
 async def test_null_arguments_mean_the_defaults(db: asyncpg.Connection) -> None:
-    job = await one(
+    job = await fetch_one(
         db,
         "select * from graphile_worker.add_job('t', null, null, null, null, null, null, null, null)",
     )
@@ -79,19 +79,19 @@ async def test_null_arguments_mean_the_defaults(db: asyncpg.Connection) -> None:
     )
 
 
-async def test_the_payload_is_kept_to_the_letter(db: asyncpg.Connection) -> None:
+async def test_payload_text_is_stored_unchanged(db: asyncpg.Connection) -> None:
     text = '{"b": 1,  "a": 3.10, "b": 2}'
 
-    job = await one(db, "select * from graphile_worker.add_job('t', $1)", text)
+    job = await fetch_one(db, "select * from graphile_worker.add_job('t', $1)", text)
 
     assert job["payload"] == text
 
 
-async def test_an_empty_list_of_flags_is_no_flags(db: asyncpg.Connection) -> None:
+async def test_empty_list_of_flags_is_stored_as_null(db: asyncpg.Connection) -> None:
     assert (await add(db, flags=[]))["flags"] is None
 
 
-async def test_repeated_adds_burn_no_ids_of_tasks_and_queues(db: asyncpg.Connection) -> None:
+async def test_repeated_adds_use_up_no_ids_of_tasks_and_queues(db: asyncpg.Connection) -> None:
     for mode in ("replace", "unsafe_dedupe"):
         for _ in range(20):
             await add(db, "t", queue_name="q", job_key="k", job_key_mode=mode)
@@ -120,7 +120,7 @@ async def test_repeated_adds_burn_no_ids_of_tasks_and_queues(db: asyncpg.Connect
     ],
 )
 @pytest.mark.parametrize("mode", ["replace", "unsafe_dedupe"])
-async def test_bad_arguments_are_refused_with_their_code(
+async def test_invalid_argument_is_rejected_with_its_sqlstate(
     db: asyncpg.Connection, arguments: dict[str, Any], code: str, mode: str
 ) -> None:
     if mode == "unsafe_dedupe":
@@ -135,10 +135,10 @@ async def test_bad_arguments_are_refused_with_their_code(
 
 @pytest.mark.parametrize("mode", ["replace", "unsafe_dedupe"])
 @pytest.mark.parametrize("arguments", [{"priority": 32768}, {"max_attempts": 32768}], ids=str)
-async def test_a_number_out_of_range_uses_up_no_id(
+async def test_out_of_range_number_uses_up_no_id(
     db: asyncpg.Connection, arguments: dict[str, Any], mode: str
 ) -> None:
-    # Often enough for a generic plan: with a custom one the planner itself may find the number too large.
+    # Seven calls lead to a generic plan. With a custom plan, the planner itself may reject the number.
     for _ in range(7):
         with pytest.raises(asyncpg.NumericValueOutOfRangeError):
             await add(db, queue_name="q", job_key="k", job_key_mode=mode, **arguments)
@@ -148,33 +148,34 @@ async def test_a_number_out_of_range_uses_up_no_id(
     assert (job["id"], job["task_id"], job["job_queue_id"]) == (1, 1, 1)
 
 
-async def test_an_unknown_mode_is_refused_naming_the_three(db: asyncpg.Connection) -> None:
+async def test_unknown_job_key_mode_is_rejected_with_the_valid_ones(db: asyncpg.Connection) -> None:
     with pytest.raises(asyncpg.PostgresError, match="upsert") as caught:
         await add(db, job_key="k", job_key_mode="upsert")
 
-    assert caught.value.as_dict()["hint"] == "Use replace, preserve_run_at or unsafe_dedupe."
+    hint = caught.value.as_dict()["hint"]
+    assert all(mode in hint for mode in ("replace", "preserve_run_at", "unsafe_dedupe"))
 
 
-async def test_without_a_key_the_mode_is_ignored_even_an_unknown_one(
+async def test_job_key_mode_without_a_key_is_ignored(
     db: asyncpg.Connection,
 ) -> None:
     assert (await add(db, job_key_mode="upsert"))["id"]
     assert (await add(db, job_key_mode=None))["id"]
 
 
-async def test_a_longest_key_queue_and_identifier_fit(db: asyncpg.Connection) -> None:
+async def test_longest_key_queue_name_and_identifier_are_stored(db: asyncpg.Connection) -> None:
     assert (await add(db, "x" * 128, queue_name="é" * 128, job_key="é" * 512))["id"]
 
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("mode", ["replace", "preserve_run_at", None])
-async def test_a_key_is_taken_over_according_to_the_state_of_its_job(
+async def test_existing_key_updates_or_supersedes_its_job_by_state(
     db: asyncpg.Connection, state: str, mode: str | None
 ) -> None:
     old = await add(
         db, "old", payload=[1], job_key="k", queue_name="q", priority=5, max_attempts=7, flags=["f"]
     )
-    await bring_to(db, state, old["id"])
+    await put_in_state(db, state, old["id"])
     before = await get(db, old["id"])
     assert before is not None
 
@@ -195,7 +196,7 @@ async def test_a_key_is_taken_over_according_to_the_state_of_its_job(
     else:
         assert new["id"] != old["id"]
         assert (new["run_at"], new["revision"]) == (LATER, 0)
-        # The old one keeps all but its key, and will not run again.
+        # The old job keeps everything except its key, and will not run again.
         changed = {
             "key": None,
             "attempts": 7,
@@ -207,9 +208,11 @@ async def test_a_key_is_taken_over_according_to_the_state_of_its_job(
 
 
 @pytest.mark.parametrize("state", STATES)
-async def test_unsafe_dedupe_only_counts_whatever_the_state(db: asyncpg.Connection, state: str) -> None:
+async def test_unsafe_dedupe_changes_only_the_revision_in_every_state(
+    db: asyncpg.Connection, state: str
+) -> None:
     old = await add(db, "old", payload=[1], job_key="k", queue_name="q")
-    await bring_to(db, state, old["id"])
+    await put_in_state(db, state, old["id"])
     before = await get(db, old["id"])
     assert before is not None
 
@@ -221,7 +224,7 @@ async def test_unsafe_dedupe_only_counts_whatever_the_state(db: asyncpg.Connecti
     assert await count(db) == 1
 
 
-async def test_modes_one_after_another_on_one_key(db: asyncpg.Connection) -> None:
+async def test_job_key_modes_apply_one_after_another_to_one_key(db: asyncpg.Connection) -> None:
     soon = LATER - timedelta(days=1)
     steps: list[tuple[dict[str, Any], tuple[int, str, datetime]]] = [
         ({"payload": 1, "run_at": LATER}, (0, "1", LATER)),
@@ -246,7 +249,7 @@ async def test_modes_one_after_another_on_one_key(db: asyncpg.Connection) -> Non
         ("x", [1], [1]),
     ],
 )
-async def test_two_array_payloads_are_joined_and_others_replaced(
+async def test_two_array_payloads_are_concatenated_and_others_replaced(
     db: asyncpg.Connection, old: object, new: object, merged: object
 ) -> None:
     await add(db, payload=old, job_key="k")
@@ -256,7 +259,7 @@ async def test_two_array_payloads_are_joined_and_others_replaced(
     assert json.loads(job["payload"]) == merged
 
 
-async def test_three_batches_added_with_one_key_are_one_job(db: asyncpg.Connection) -> None:
+async def test_three_batches_with_one_key_become_one_job(db: asyncpg.Connection) -> None:
     for item in (1, 2, 3):
         job = await add(db, payload=[item], job_key="k")
     assert (json.loads(job["payload"]), job["attempts"]) == ([1, 2, 3], 0)
@@ -264,22 +267,20 @@ async def test_three_batches_added_with_one_key_are_one_job(db: asyncpg.Connecti
     assert await db.fetchval("select count(*) from graphile_worker._private_job_queues") == 0
 
 
-async def test_a_null_payload_replaces_an_array(db: asyncpg.Connection) -> None:
+async def test_null_payload_replaces_an_array(db: asyncpg.Connection) -> None:
     await add(db, payload=[1], job_key="k")
 
     assert (await add(db, job_key="k"))["payload"] == "{}"
 
 
 @pytest.mark.parametrize("state", ["locked", "failed"])
-async def test_arrays_are_not_joined_with_those_of_a_job_that_gave_up_its_key(
-    db: asyncpg.Connection, state: str
-) -> None:
-    await bring_to(db, state, (await add(db, payload=[1], job_key="k"))["id"])
+async def test_arrays_are_not_concatenated_with_a_superseded_job(db: asyncpg.Connection, state: str) -> None:
+    await put_in_state(db, state, (await add(db, payload=[1], job_key="k"))["id"])
 
     assert json.loads((await add(db, payload=[2], job_key="k"))["payload"]) == [2]
 
 
-async def test_joining_arrays_refuses_an_escaped_nul(db: asyncpg.Connection) -> None:
+async def test_concatenating_arrays_rejects_an_escaped_nul(db: asyncpg.Connection) -> None:
     insert = "select graphile_worker.add_job('t', $1, job_key => 'k')"
     await db.execute(insert, '["\\u0000"]')
 
@@ -287,24 +288,24 @@ async def test_joining_arrays_refuses_an_escaped_nul(db: asyncpg.Connection) -> 
         await db.execute(insert, "[1]")
 
 
-async def test_keys_are_shared_by_all_tasks(db: asyncpg.Connection) -> None:
+async def test_job_keys_are_shared_by_all_tasks(db: asyncpg.Connection) -> None:
     first = await add(db, "a", job_key="k")
 
     assert (await add(db, "b", job_key="k"))["id"] == first["id"]
 
 
-async def test_expanding_the_result_of_the_call_adds_a_job_per_column(
+async def test_expanding_the_result_adds_a_job_per_column(
     db: asyncpg.Connection,
 ) -> None:
-    """A trap of PostgreSQL's that the documentation warns of: call it in FROM."""
+    """PostgreSQL calls the function once per column, so the documentation says to call it in FROM."""
     await db.execute("select (graphile_worker.add_job('t')).*")
 
     assert await count(db) == 17
 
 
-async def test_another_role_with_all_grants_sees_and_adds_nothing(db: asyncpg.Connection) -> None:
+async def test_role_with_all_grants_still_sees_and_adds_nothing(db: asyncpg.Connection) -> None:
     await add(db)
-    role = f"gw_stranger_{uuid4().hex}"
+    role = f"gw_other_role_{uuid4().hex}"
     await db.execute(f"""
         create role {role};
         grant usage on schema graphile_worker to {role};

@@ -1,4 +1,4 @@
-"""What the SQL function add_jobs promises."""
+"""The SQL function add_jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import asyncpg
 import pytest
 
-from support.jobs import add, bring_to, count, get
+from support.jobs import add, count, get, put_in_state
 
 LATER = datetime(2030, 1, 1, tzinfo=UTC)
 ADD_JOBS = """
@@ -27,10 +27,10 @@ async def add_jobs(
     return rows
 
 
-async def test_rows_come_back_and_are_numbered_in_the_order_of_the_specs(
+async def test_rows_and_ids_are_in_the_order_of_the_specs(
     db: asyncpg.Connection,
 ) -> None:
-    # Names in an order that no join or sort would produce by chance.
+    # No join or sort produces this order of names by chance.
     specs = [
         {
             "identifier": f"t{n * 7 % 10}",
@@ -48,9 +48,9 @@ async def test_rows_come_back_and_are_numbered_in_the_order_of_the_specs(
     assert [tuple(row) for row in named] == [(s["identifier"], s["queue_name"]) for s in specs]
 
 
-async def test_order_holds_when_some_keys_exist_in_every_state(db: asyncpg.Connection) -> None:
+async def test_order_is_kept_when_keys_exist_in_every_state(db: asyncpg.Connection) -> None:
     for state in ("new", "retrying", "failed", "locked", "stale"):
-        await bring_to(db, state, (await add(db, job_key=state))["id"])
+        await put_in_state(db, state, (await add(db, job_key=state))["id"])
     keys = ["other", "locked", None, "new", "failed", None, "stale", "retrying"]
 
     jobs = await add_jobs(db, *({"identifier": "t", "job_key": key} for key in keys))
@@ -78,7 +78,7 @@ async def test_every_field_of_a_spec_is_stored(db: asyncpg.Connection) -> None:
     assert (job["run_at"], job["max_attempts"], job["key"], job["priority"]) == (LATER, 3, "k", -7)
 
 
-async def test_keyed_specs_replace_and_optionally_preserve_run_at(db: asyncpg.Connection) -> None:
+async def test_keyed_specs_replace_jobs_and_optionally_preserve_run_at(db: asyncpg.Connection) -> None:
     spec = {"identifier": "t", "job_key": "k"}
     [first] = await add_jobs(db, spec | {"run_at": LATER})
     [second] = await add_jobs(db, spec, preserve_run_at=True)
@@ -90,26 +90,26 @@ async def test_keyed_specs_replace_and_optionally_preserve_run_at(db: asyncpg.Co
     assert await count(db) == 1
 
 
-async def test_a_list_of_nothing_adds_nothing(db: asyncpg.Connection) -> None:
+async def test_empty_or_null_list_adds_nothing(db: asyncpg.Connection) -> None:
     assert await add_jobs(db) == []
     assert await db.fetch("select * from graphile_worker.add_jobs(null)") == []
 
 
-async def test_the_same_key_twice_refuses_the_whole_call(db: asyncpg.Connection) -> None:
+async def test_duplicate_key_rejects_the_whole_call(db: asyncpg.Connection) -> None:
     with pytest.raises(asyncpg.CardinalityViolationError):
         await add_jobs(db, {"identifier": "a", "job_key": "k"}, {"identifier": "b", "job_key": "k"})
 
     assert await count(db) == 0
 
 
-async def test_a_null_spec_refuses_the_whole_call(db: asyncpg.Connection) -> None:
+async def test_null_spec_rejects_the_whole_call(db: asyncpg.Connection) -> None:
     with pytest.raises(asyncpg.NotNullViolationError):
         await db.fetch("select * from graphile_worker.add_jobs(array[null::graphile_worker.job_spec])")
 
 
-async def test_a_job_that_gives_up_its_key_will_not_be_retried(db: asyncpg.Connection) -> None:
+async def test_running_job_that_loses_its_key_is_not_retried(db: asyncpg.Connection) -> None:
     running = await add(db, job_key="k", max_attempts=4)
-    await bring_to(db, "locked", running["id"])
+    await put_in_state(db, "locked", running["id"])
 
     await add_jobs(db, {"identifier": "t", "job_key": "k"})
 
@@ -118,7 +118,7 @@ async def test_a_job_that_gives_up_its_key_will_not_be_retried(db: asyncpg.Conne
     assert (after["key"], after["attempts"], after["locked_by"]) == (None, 4, "w")
 
 
-async def test_an_array_that_does_not_begin_at_one_is_fine(db: asyncpg.Connection) -> None:
+async def test_array_with_another_lower_bound_is_accepted(db: asyncpg.Connection) -> None:
     specs = '[0:1]={"(a,,,,,k1,,)","(b,,q,,,k2,,)"}'
     jobs = await db.fetch(f"select * from graphile_worker.add_jobs('{specs}'::graphile_worker.job_spec[])")
     assert [job["key"] for job in jobs] == ["k1", "k2"]

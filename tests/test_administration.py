@@ -1,4 +1,4 @@
-"""What the SQL functions that administer jobs promise."""
+"""The SQL functions that administer jobs."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from datetime import UTC, datetime
 import asyncpg
 import pytest
 
-from support.jobs import STATES, add, bring_to, count, get, lock, one
+from support.jobs import STATES, add, count, fetch_one, get, lock, put_in_state
 
 LATER = datetime(2030, 1, 1, tzinfo=UTC)
 UNLOCKED = [state for state in STATES if state != "locked"]
 
 
-async def a_job_in_each_state(db: asyncpg.Connection) -> dict[str, int]:
+async def add_job_in_each_state(db: asyncpg.Connection) -> dict[str, int]:
     jobs = {}
     for state in STATES:
         jobs[state] = (await add(db, job_key=state, queue_name=f"q-{state}", max_attempts=9))["id"]
-        await bring_to(db, state, jobs[state])
+        await put_in_state(db, state, jobs[state])
     return jobs
 
 
 @pytest.mark.parametrize("state", STATES)
-async def test_remove_job(db: asyncpg.Connection, state: str) -> None:
-    job_id = (await a_job_in_each_state(db))[state]
+async def test_remove_job_deletes_a_job_unless_it_is_running(db: asyncpg.Connection, state: str) -> None:
+    job_id = (await add_job_in_each_state(db))[state]
     before = await get(db, job_id)
     assert before is not None
 
-    removed = await one(db, "select * from graphile_worker.remove_job($1)", state)
+    removed = await fetch_one(db, "select * from graphile_worker.remove_job($1)", state)
 
     after = await get(db, job_id)
     if state == "locked":
@@ -38,14 +38,14 @@ async def test_remove_job(db: asyncpg.Connection, state: str) -> None:
         assert (removed, after) == (before, None)
 
 
-async def test_remove_job_finds_nothing(db: asyncpg.Connection) -> None:
-    for key in ("nobody", None):
-        row = await one(db, "select * from graphile_worker.remove_job($1)", key)
+async def test_remove_job_with_an_unknown_key_returns_nulls(db: asyncpg.Connection) -> None:
+    for key in ("unknown", None):
+        row = await fetch_one(db, "select * from graphile_worker.remove_job($1)", key)
         assert set(row.values()) == {None}
 
 
-async def test_complete_jobs_deletes_all_but_running_ones(db: asyncpg.Connection) -> None:
-    jobs = await a_job_in_each_state(db)
+async def test_complete_jobs_deletes_all_except_running_jobs(db: asyncpg.Connection) -> None:
+    jobs = await add_job_in_each_state(db)
     other = (await add(db))["id"]
 
     done = await db.fetch("select * from graphile_worker.complete_jobs($1)", list(jobs.values()))
@@ -56,10 +56,10 @@ async def test_complete_jobs_deletes_all_but_running_ones(db: asyncpg.Connection
 
 
 @pytest.mark.parametrize("reason", ["no use", None])
-async def test_permanently_fail_jobs_ends_all_but_running_ones(
+async def test_permanently_fail_jobs_fails_all_except_running_jobs(
     db: asyncpg.Connection, reason: str | None
 ) -> None:
-    jobs = await a_job_in_each_state(db)
+    jobs = await add_job_in_each_state(db)
     before = {state: await get(db, job_id) for state, job_id in jobs.items()}
 
     failed = await db.fetch(
@@ -74,10 +74,10 @@ async def test_permanently_fail_jobs_ends_all_but_running_ones(
     assert await get(db, jobs["locked"]) == before["locked"]
 
 
-async def test_reschedule_jobs_changes_what_is_given_on_all_but_running_ones(
+async def test_reschedule_jobs_changes_given_values_of_all_except_running_jobs(
     db: asyncpg.Connection,
 ) -> None:
-    jobs = await a_job_in_each_state(db)
+    jobs = await add_job_in_each_state(db)
     before = {state: await get(db, job_id) for state, job_id in jobs.items()}
 
     changed = await db.fetch(
@@ -96,7 +96,7 @@ async def test_reschedule_jobs_changes_what_is_given_on_all_but_running_ones(
     assert await get(db, jobs["locked"]) == before["locked"]
 
 
-async def test_reschedule_jobs_leaves_what_is_not_given(db: asyncpg.Connection) -> None:
+async def test_reschedule_jobs_keeps_values_that_are_not_given(db: asyncpg.Connection) -> None:
     job = await add(db, run_at=LATER, priority=4, max_attempts=6)
 
     [after] = await db.fetch("select * from graphile_worker.reschedule_jobs($1)", [job["id"]])
@@ -113,7 +113,7 @@ async def test_reschedule_jobs_leaves_what_is_not_given(db: asyncpg.Connection) 
         ("max_attempts => 0", "23514"),
     ],
 )
-async def test_reschedule_jobs_refuses_what_does_not_fit(
+async def test_reschedule_jobs_rejects_out_of_range_values(
     db: asyncpg.Connection, arguments: str, code: str
 ) -> None:
     job = await add(db)
@@ -124,7 +124,7 @@ async def test_reschedule_jobs_refuses_what_does_not_fit(
 
 @pytest.mark.parametrize("function", ["complete_jobs", "permanently_fail_jobs", "reschedule_jobs"])
 @pytest.mark.parametrize("ids", [None, []])
-async def test_a_list_of_nothing_changes_nothing(
+async def test_empty_or_null_list_of_ids_changes_nothing(
     db: asyncpg.Connection, function: str, ids: list[int] | None
 ) -> None:
     await add(db)
@@ -132,7 +132,7 @@ async def test_a_list_of_nothing_changes_nothing(
     assert await count(db) == 1
 
 
-async def test_force_unlock_workers_frees_jobs_and_queues_of_those_named(
+async def test_force_unlock_workers_releases_jobs_and_queues_of_the_named_workers(
     db: asyncpg.Connection,
 ) -> None:
     jobs = {worker: (await add(db, queue_name=worker))["id"] for worker in ("w1", "w2", "w3")}
@@ -143,9 +143,9 @@ async def test_force_unlock_workers_frees_jobs_and_queues_of_those_named(
 
     await db.execute("select graphile_worker.force_unlock_workers(array['w1', 'w3'])")
 
-    freed = await get(db, jobs["w1"])
-    assert freed is not None
-    assert dict(freed) == dict(before) | {
+    released = await get(db, jobs["w1"])
+    assert released is not None
+    assert dict(released) == dict(before) | {
         "locked_at": None,
         "locked_by": None,
         "is_available": True,
@@ -158,18 +158,16 @@ async def test_force_unlock_workers_frees_jobs_and_queues_of_those_named(
 @pytest.mark.parametrize(
     "call", ["remove_job('stale')", "complete_jobs(array[$1])", "permanently_fail_jobs(array[$1])"]
 )
-async def test_the_queue_of_a_stale_job_stays_locked_until_it_is_swept(
-    db: asyncpg.Connection, call: str
-) -> None:
-    """As Node's functions have it: a queue is freed by its worker, or by the sweep."""
-    job_id = (await a_job_in_each_state(db))["stale"]
+async def test_queue_of_a_stale_job_stays_locked_until_the_sweep(db: asyncpg.Connection, call: str) -> None:
+    """As in Node's functions, only its worker or the sweep releases a queue."""
+    job_id = (await add_job_in_each_state(db))["stale"]
     await db.execute(f"select graphile_worker.{call.replace('$1', str(job_id))}")
     locked = "select locked_by from graphile_worker._private_job_queues where queue_name = 'q-stale'"
     assert await db.fetchval(locked) == "w"
 
 
-async def test_the_view_shows_every_job_without_its_payload(db: asyncpg.Connection) -> None:
-    jobs = await a_job_in_each_state(db)
+async def test_view_shows_every_job_without_its_payload(db: asyncpg.Connection) -> None:
+    jobs = await add_job_in_each_state(db)
     jobs["unqueued"] = (await add(db))["id"]
 
     rows = await db.fetch("select * from graphile_worker.jobs order by id")

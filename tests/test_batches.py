@@ -1,4 +1,4 @@
-"""Batches: which items are done, which stay, and what is said about them."""
+"""Batch jobs: which items are done, which stay in the payload, and which errors are recorded."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from graphile_worker import (
     BatchError,
     Cancel,
     ConfigurationError,
-    Drained,
     Fail,
     InvalidJobError,
     JobContext,
     JobState,
     Retry,
+    RunSummary,
     Snooze,
     WorkerUtils,
     run_once,
@@ -29,7 +29,7 @@ from graphile_worker import (
 )
 from graphile_worker.retry import Fixed
 from support.jobs import add, existing
-from support.workers import Heard
+from support.workers import EventRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 once = functools.partial(run_once, handle_signals=False)
 
 
-async def result(
-    database: str, function: Callable[..., Any], payload: Any, heard: Heard | None = None
+async def run_batch(
+    database: str, function: Callable[..., Any], payload: Any, recorder: EventRecorder | None = None
 ) -> Job | None:
-    """The job after its first run, if it is still there."""
+    """Add a job, run it once, and return it, or None if it was completed."""
     async with WorkerUtils(database) as utils:
         job = await utils.add_job("task", payload)
-        await once({"task": function}, database, events=heard.events if heard else None)
+        await once({"task": function}, database, events=recorder.events if recorder else None)
         return await utils.get_job(id=job.id)
 
 
@@ -62,46 +62,44 @@ class Picky:
 
 class TestTasks:
     @pytest.mark.parametrize("value", [None, [None, None, None], (1, "x", False), [int, str, None]])
-    async def test_returning_nothing_or_no_exception_means_that_all_are_done(
-        self, database: str, value: Any
-    ) -> None:
-        got: list[Any] = []
+    async def test_result_without_exceptions_completes_the_job(self, database: str, value: Any) -> None:
+        received: list[Any] = []
 
         @task(batch=True)
         async def function(items: list[int]) -> Any:
-            got.append(items)
+            received.append(items)
             return value
 
-        assert await result(database, function, [1, 2, 3]) is None
-        assert got == [[1, 2, 3]]
+        assert await run_batch(database, function, [1, 2, 3]) is None
+        assert received == [[1, 2, 3]]
 
-    async def test_raising_means_that_all_failed(self, database: str) -> None:
+    async def test_raised_exception_fails_all_items(self, database: str) -> None:
         @task(batch=True)
         def function(_items: list[int]) -> None:
             raise ValueError("no")
 
-        job = await result(database, function, [1, 2, 3])
+        job = await run_batch(database, function, [1, 2, 3])
         assert job is not None
         assert (job.payload, job.last_error, job.attempts) == ([1, 2, 3], "no", 1)
 
-    async def test_only_items_that_failed_stay_in_their_order(self, database: str) -> None:
-        heard = Heard()
+    async def test_only_failed_items_stay_in_their_order(self, database: str) -> None:
+        recorder = EventRecorder()
 
         @task(batch=True)
         async def function(ctx: JobContext, items: list[int]) -> list[Exception | None]:
             assert ctx.job.payload == items
             return [ValueError(f"odd: {n}") if n % 2 else None for n in items]
 
-        job = await result(database, function, [5, 4, 3, 2, 1], heard)
+        job = await run_batch(database, function, [5, 4, 3, 2, 1], recorder)
         assert job is not None
         assert job.payload == [5, 3, 1]
         assert job.last_error == "3 of 5 items failed: [0] odd: 5; [2] odd: 3; [4] odd: 1"
         assert (job.attempts, job.state) == (1, JobState.SCHEDULED)
-        [event] = heard.named("job:error")
+        [event] = recorder.named("job:error")
         assert isinstance(event.error, BatchError)
         assert [str(error) for error in event.batch_job_errors] == ["odd: 5", "odd: 3", "odd: 1"]
 
-    async def test_what_is_left_runs_again_and_is_done(self, db: asyncpg.Connection, database: str) -> None:
+    async def test_failed_items_are_retried(self, db: asyncpg.Connection, database: str) -> None:
         seen: list[list[str]] = []
 
         @task(batch=True)
@@ -112,20 +110,20 @@ class TestTasks:
         job = await add(db, payload=["a", "b", "c"])
         await once({"task": function}, database)
         await db.execute("update graphile_worker._private_jobs set run_at = now()")
-        assert await once({"task": function}, database) == Drained(1, 0)
+        assert await once({"task": function}, database) == RunSummary(1, 0)
         assert seen == [["a", "b", "c"], ["a", "c"]]
         assert await db.fetchval("select count(*) from graphile_worker.jobs where id = $1", job["id"]) == 0
 
-    async def test_items_are_checked_one_by_one(self, database: str) -> None:
-        got: list[Any] = []
+    async def test_items_are_validated_one_by_one(self, database: str) -> None:
+        received: list[Any] = []
 
         @task(batch=True)
         async def function(items: list[dict[str, int]]) -> list[Any]:
-            got.extend(items)
+            received.extend(items)
             return [None, ValueError("no")]
 
-        job = await result(database, function, [{"n": 1}, "x", {"n": "y"}, {"n": 2}])
-        assert got == [{"n": 1}, {"n": 2}]
+        job = await run_batch(database, function, [{"n": 1}, "x", {"n": "y"}, {"n": 2}])
+        assert received == [{"n": 1}, {"n": 2}]
         assert job is not None
         assert job.payload == ["x", {"n": "y"}, {"n": 2}]
         assert job.last_error == (
@@ -133,233 +131,228 @@ class TestTasks:
             "[3] no"
         )
 
-    async def test_if_no_item_fits_the_task_is_not_called(self, database: str) -> None:
+    async def test_task_is_not_called_if_all_items_are_invalid(self, database: str) -> None:
         @task(batch=True)
         async def function(_items: list[int]) -> None:
             raise AssertionError("called")
 
-        job = await result(database, function, ["x", None])
+        job = await run_batch(database, function, ["x", None])
         assert job is not None
         assert job.payload == ["x", None]
         assert (job.last_error or "").startswith("2 of 2 items failed")
 
-    async def test_if_all_that_is_left_can_never_be_done_it_is_the_end(self, database: str) -> None:
+    async def test_job_fails_permanently_if_no_item_can_be_retried(self, database: str) -> None:
         @task(batch=True, on_invalid_payload="fail")
         async def function(items: list[int]) -> list[Any]:
             return [Fail("never") if n > 1 else None for n in items]
 
-        job = await result(database, function, [1, 2, "x"])
+        job = await run_batch(database, function, [1, 2, "x"])
         assert job is not None
         assert (job.state, job.payload) == (JobState.FAILED, [2, "x"])
 
     @pytest.mark.parametrize("payload", [{}, {"items": [1]}, "x", 3])
-    async def test_another_payload_than_a_list_does_not_fit(self, database: str, payload: Any) -> None:
+    async def test_payload_that_is_not_a_list_is_rejected(self, database: str, payload: Any) -> None:
         @task(batch=True)
         async def function(items: list[int]) -> None: ...
 
-        job = await result(database, function, payload)
+        job = await run_batch(database, function, payload)
         assert job is not None
-        assert "it must be a list" in (job.last_error or "")
+        assert "must be a list" in (job.last_error or "")
         assert job.payload == payload
 
-    async def test_another_number_of_results_fails_the_job_as_it_is(self, database: str) -> None:
+    async def test_wrong_number_of_results_fails_the_whole_job(self, database: str) -> None:
         @task(batch=True)
         async def function(_items: list[int]) -> list[Any]:
             return [None]
 
-        job = await result(database, function, [1, 2])
+        job = await run_batch(database, function, [1, 2])
         assert job is not None
         assert job.payload == [1, 2]
-        assert (job.last_error or "").startswith("It returned 1 results for 2 items.")
+        assert "1 results for 2 items" in (job.last_error or "")
 
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize(
         "value", [3, False, "abc", {1: ValueError()}, map(str, [1, 2, 3]), iter([None] * 3), {1, 2, 3}]
     )
-    async def test_anything_but_a_list_of_results_fails_the_job_as_it_is(
-        self, database: str, value: Any
-    ) -> None:
-        """It may be that nothing was done: nobody has asked a generator yet."""
+    async def test_result_that_is_not_a_list_fails_the_whole_job(self, database: str, value: Any) -> None:
+        """The result does not tell which items are done. An iterator may not even have run yet."""
 
         @task(batch=True)
         async def function(_items: list[int]) -> Any:
             return value
 
-        job = await result(database, function, [1, 2, 3])
+        job = await run_batch(database, function, [1, 2, 3])
         assert job is not None
         assert (job.payload, job.attempts) == ([1, 2, 3], 1)
-        assert job.last_error == (
-            f"It returned something of type {type(value).__name__}, so nobody knows which items are done. A "
-            "batch task returns nothing, or a list with one result for each item."
-        )
+        assert f" {type(value).__name__}," in (job.last_error or "")
 
-    async def test_a_coroutine_that_it_returns_is_refused_too(self, database: str) -> None:
+    async def test_returned_coroutine_fails_the_whole_job(self, database: str) -> None:
         @task(batch=True)
         async def function(_items: list[int]) -> Any:
             return asyncio.sleep(0)
 
-        job = await result(database, function, [1, 2])
+        job = await run_batch(database, function, [1, 2])
         assert job is not None
-        assert (job.last_error or "").startswith("It returned something of type coroutine")
+        assert "coroutine" in (job.last_error or "")
 
     @pytest.mark.parametrize("value", [ValueError("whole"), ValueError])
-    async def test_an_exception_that_it_returns_counts_as_raised(self, database: str, value: Any) -> None:
+    async def test_returned_exception_counts_as_raised(self, database: str, value: Any) -> None:
         @task(batch=True)
         def function(_items: list[int]) -> Any:
             return value
 
-        job = await result(database, function, [1, "x", 2])
+        job = await run_batch(database, function, [1, "x", 2])
         assert job is not None
         assert (job.payload, job.attempts) == ([1, "x", 2], 1)
         assert job.last_error == ("ValueError" if value is ValueError else "whole")
 
     @pytest.mark.parametrize("declared", [True, False])
-    async def test_the_class_of_an_exception_is_a_failure_as_with_raise(
+    async def test_returned_exception_class_is_a_failure_as_with_raise(
         self, database: str, declared: bool
     ) -> None:
         async def function(_payload: list[int]) -> list[Any]:
             return [ValueError, None, UnicodeDecodeError, Cancel]
 
-        job = await result(database, task(batch=True)(function) if declared else function, [1, 2, 3, 4])
+        job = await run_batch(database, task(batch=True)(function) if declared else function, [1, 2, 3, 4])
         assert job is not None
         assert job.payload == [1, 3]
         assert job.last_error == "2 of 4 items failed: [0] ValueError; [2] UnicodeDecodeError"
 
     @pytest.mark.parametrize("declared", [True, False])
-    async def test_if_all_items_that_are_tried_again_choose_a_time_the_earliest_holds(
-        self, database: str, declared: bool
-    ) -> None:
+    async def test_earliest_requested_retry_time_is_used(self, database: str, declared: bool) -> None:
         soon = datetime.now(UTC) + timedelta(seconds=300)
 
         async def function(_payload: list[int]) -> list[Any]:
             return [Retry("busy", after=500), Retry(at=soon), None, Snooze(400, "not yet"), Fail("never")]
 
         named = task(batch=True, retry=Fixed(1))(function) if declared else function
-        job = await result(database, named, [1, 2, 3, 4, 5])
+        job = await run_batch(database, named, [1, 2, 3, 4, 5])
         assert job is not None
         assert (job.payload, job.attempts, job.run_at) == ([1, 2, 4, 5], 1, soon)
-        assert job.last_error == (
-            "4 of 5 items failed: [0] busy; [1] To be tried again; [3] not yet; [4] never"
-        )
+        assert (job.last_error or "").startswith("4 of 5 items failed: [0] busy; [1] ")
+        assert (job.last_error or "").endswith("; [3] not yet; [4] never")
 
-    async def test_an_item_that_can_never_succeed_does_not_choose_when(self, database: str) -> None:
+    async def test_permanently_failed_item_does_not_affect_the_retry_time(self, database: str) -> None:
         @task(batch=True, on_invalid_payload="fail")
         async def function(_items: list[int]) -> list[Any]:
             return [Retry("busy", after=5000)]
 
-        job = await result(database, function, [1, "x"])
+        job = await run_batch(database, function, [1, "x"])
         assert job is not None
         assert 5000 <= (job.run_at - job.updated_at).total_seconds() < 5100
 
-    async def test_a_snoozed_item_is_tried_after_its_delay_and_uses_an_attempt(self, database: str) -> None:
+    async def test_snoozed_items_are_retried_after_their_delay_and_use_an_attempt(
+        self, database: str
+    ) -> None:
         @task(batch=True)
         async def function(_items: list[int]) -> list[Any]:
             return [Snooze(600), Snooze(900)]
 
-        job = await result(database, function, [1, 2])
+        job = await run_batch(database, function, [1, 2])
         assert job is not None
         assert job.attempts == 1
         assert 600 <= (job.run_at - job.updated_at).total_seconds() < 700
 
-    async def test_if_one_chooses_no_time_the_policy_decides(self, database: str) -> None:
+    async def test_retry_policy_applies_if_an_item_requests_no_time(self, database: str) -> None:
         @task(batch=True, retry=Fixed(600))
         async def function(_items: list[int]) -> list[Any]:
             return [Retry("busy", after=5), ValueError("no")]
 
-        job = await result(database, function, [1, 2])
+        job = await run_batch(database, function, [1, 2])
         assert job is not None
         assert 600 <= (job.run_at - job.updated_at).total_seconds() < 700
         assert job.last_error == "2 of 2 items failed: [0] busy; [1] no"
 
-    async def test_its_policy_decides_when_the_rest_is_tried(self, database: str) -> None:
+    async def test_retry_policy_matches_batch_error(self, database: str) -> None:
         @task(batch=True, retry={BatchError: timedelta(minutes=10)})
         async def function(_items: list[int]) -> list[Any]:
             return [None, ValueError("no")]
 
-        job = await result(database, function, [1, 2])
+        job = await run_batch(database, function, [1, 2])
         assert job is not None
         assert 600 <= (job.run_at - job.updated_at).total_seconds() < 700
 
-    async def test_a_choice_holds_for_the_whole_batch(self, database: str) -> None:
+    async def test_raised_snooze_applies_to_the_whole_batch(self, database: str) -> None:
         @task(batch=True)
         async def function(_items: list[int]) -> None:
             raise Snooze(60)
 
-        job = await result(database, function, [1, 2])
+        job = await run_batch(database, function, [1, 2])
         assert job is not None
         assert (job.attempts, job.payload) == (0, [1, 2])
 
-    async def test_an_error_of_many_items_names_some_of_them(self, database: str) -> None:
+    async def test_error_of_many_items_is_truncated(self, database: str) -> None:
         @task(batch=True)
         async def function(items: list[int]) -> list[Any]:
             return [ValueError("no")] * len(items)
 
-        job = await result(database, function, list(range(30)))
+        job = await run_batch(database, function, list(range(30)))
         assert job is not None
         assert (job.last_error or "").startswith("30 of 30 items failed: [0] no; [1] no")
         assert (job.last_error or "").endswith("; [19] no; and 10 more")
 
     @pytest.mark.parametrize("declared", [True, False])
-    async def test_a_task_may_take_its_list_apart(self, database: str, declared: bool) -> None:
+    async def test_task_may_modify_its_list_of_items(self, database: str, declared: bool) -> None:
         def function(payload: list[Any]) -> list[Any]:
             results: list[Any] = []
             while payload:
                 results.append(ValueError("no") if payload.pop(0) == 2 else None)
             return results
 
-        job = await result(database, task(batch=True)(function) if declared else function, [1, 2, 3])
+        job = await run_batch(database, task(batch=True)(function) if declared else function, [1, 2, 3])
         assert job is not None
         assert (job.payload, job.last_error) == ([2], "1 of 3 items failed: [1] no")
 
-    async def test_an_item_that_is_not_wanted_is_done_with(self, database: str) -> None:
+    async def test_cancelled_item_is_removed_from_the_payload(self, database: str) -> None:
         @task(batch=True)
         async def function(_items: list[int]) -> list[Any]:
             return [Cancel("x"), ValueError("no"), Fail("never")]
 
-        job = await result(database, function, [1, 2, 3])
+        job = await run_batch(database, function, [1, 2, 3])
         assert job is not None
         assert (job.payload, job.state) == ([2, 3], JobState.SCHEDULED)
 
-    async def test_an_item_whose_type_raises_is_set_aside(self, database: str) -> None:
+    async def test_item_whose_type_raises_stays_in_the_payload(self, database: str) -> None:
         @task(batch=True)
         async def function(items: list[Picky]) -> None:
             assert items == [Picky(1)]
 
-        job = await result(database, function, [{"n": 1}, {"n": 2}])
+        job = await run_batch(database, function, [{"n": 1}, {"n": 2}])
         assert job is not None
         assert (job.payload, job.last_error) == ([{"n": 2}], "1 of 2 items failed: [1] KeyError: 2")
 
-    async def test_its_items_come_in_what_it_asks_for(self, database: str) -> None:
+    async def test_items_arrive_in_the_annotated_collection_type(self, database: str) -> None:
         kinds: list[Any] = [list, tuple, Sequence, Any, list[int], tuple[int, ...], Sequence[int]]
         for kind in kinds:
-            got: list[Any] = []
+            received: list[Any] = []
 
             async def function(items: Any) -> None:
-                got.append(items)  # noqa: B023 - it is called before the next one is made
+                received.append(items)  # noqa: B023 - called before the next iteration
 
             function.__annotations__["items"] = kind
-            assert await result(database, task(batch=True)(function), [1, 2]) is None
-            assert got == [(1, 2) if "tuple" in str(kind) else [1, 2]]
+            assert await run_batch(database, task(batch=True)(function), [1, 2]) is None
+            assert received == [(1, 2) if "tuple" in str(kind) else [1, 2]]
 
         async def pair(items: tuple[int, int]) -> None: ...
 
-        with pytest.raises(
-            ConfigurationError, match=r"'items' must be a list, such as list\[str\], not tuple"
-        ):
+        with pytest.raises(ConfigurationError, match=r"'items'.*list.*tuple"):
             task(batch=True)(pair)
 
-    async def test_by_keyword_too(self, database: str) -> None:
+    async def test_items_and_context_may_be_keyword_only(self, database: str) -> None:
         @task(batch=True)
         async def function(*, items: list[int], ctx: JobContext) -> None:
             assert (items, ctx.job.payload) == ([1], [1])
 
-        assert await result(database, function, [1]) is None
+        assert await run_batch(database, function, [1]) is None
 
-    async def test_what_is_stored_stays_as_it_is(self, db: asyncpg.Connection, database: str) -> None:
-        """Also what JSON has and Python's texts have not, and what the database's encoding may not have."""
-        odd = (
+    async def test_stored_text_of_remaining_items_is_unchanged(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        """This includes JSON that Python strings or the database's encoding may not be able to hold."""
+        unusual = (
             r'["\ud800", "a\u0000b", 1, 1e400, "ä€", {"z": 1.00, "a": null, "a": 2}, 12345678901234567890.5]'
         )
-        row = await db.fetchrow("select * from graphile_worker.add_job('task', $1::text::json)", odd)
+        row = await db.fetchrow("select * from graphile_worker.add_job('task', $1::text::json)", unusual)
         assert row is not None
 
         async def function(_payload: list[Any]) -> list[Any]:
@@ -367,11 +360,11 @@ class TestTasks:
 
         await once({"task": function}, database)
         stored = await existing(db, row["id"])
-        assert stored["payload"] == odd.replace(" 1,", "", 1)
+        assert stored["payload"] == unusual.replace(" 1,", "", 1)
         assert stored["attempts"] == 1
 
-    async def test_on_the_last_attempt_what_is_left_stays_failed(self, database: str) -> None:
-        heard = Heard()
+    async def test_failed_items_stay_after_the_last_attempt(self, database: str) -> None:
+        recorder = EventRecorder()
 
         @task(batch=True)
         async def function(items: list[int]) -> list[Any]:
@@ -379,19 +372,19 @@ class TestTasks:
 
         async with WorkerUtils(database) as utils:
             job = await utils.add_job("task", [1, 2], max_attempts=1, queue_name="q")
-            await once({"task": function}, database, events=heard.events)
+            await once({"task": function}, database, events=recorder.events)
             found = await utils.get_job(id=job.id)
         assert found is not None
         assert (found.state, found.payload, found.locked_by) == (JobState.FAILED, [2], None)
-        [failed] = heard.named("job:failed")
+        [failed] = recorder.named("job:failed")
         assert [str(error) for error in failed.batch_job_errors] == ["no"]
-        assert heard.named("job:complete")[0].error is failed.error
+        assert recorder.named("job:complete")[0].error is failed.error
 
 
 class TestEnqueueing:
-    async def test_a_task_adds_a_batch(self, database: str) -> None:
+    async def test_task_adds_a_batch_job(self, database: str) -> None:
         app = App(database)
-        got: list[Any] = []
+        received: list[Any] = []
 
         @app.task
         async def fan_in(ctx: JobContext) -> None:
@@ -400,14 +393,14 @@ class TestEnqueueing:
 
         @app.task(batch=True)
         async def send(items: list[int]) -> None:
-            got.append(items)
+            received.append(items)
 
         async with app:
             await fan_in.enqueue()
-            assert await app.run_once() == Drained(3, 0)
-        assert got == [[1, 2], [3]]
+            assert await app.run_once() == RunSummary(3, 0)
+        assert received == [[1, 2], [3]]
 
-    async def test_items_are_the_payload(self, database: str) -> None:
+    async def test_enqueued_items_are_the_payload(self, database: str) -> None:
         app = App(database)
 
         @app.task(batch=True)
@@ -423,32 +416,32 @@ class TestEnqueueing:
                 await send.enqueue([])
 
     @pytest.mark.parametrize("kind", [list[int], tuple[int, ...]])
-    async def test_a_function_of_the_items_may_make_the_key(self, kind: Any) -> None:
+    async def test_job_key_may_be_a_function_of_the_items(self, kind: Any) -> None:
         async def send(items: Any) -> None: ...
 
         send.__annotations__["items"] = kind
         declared = task(batch=True, job_key=lambda items: f"{len(items)} items")(send)
         assert declared.spec([1, 2]).job_key == "2 items"
 
-    async def test_items_of_one_key_are_gathered(self, database: str) -> None:
+    async def test_items_with_one_key_are_collected_in_one_job(self, database: str) -> None:
         app = App(database)
-        got: list[Any] = []
+        received: list[Any] = []
 
         @app.task(batch=True, job_key="all")
         async def send(items: list[int]) -> None:
-            got.extend(items)
+            received.extend(items)
 
         async with app:
             for n in range(3):
                 await send.enqueue([n])
-            assert await app.run_once() == Drained(1, 0)
-        assert got == [0, 1, 2]
+            assert await app.run_once() == RunSummary(1, 0)
+        assert received == [0, 1, 2]
 
 
-class TestFunctionsInAMapping:
-    """As Graphile Worker has it: an array for an array."""
+class TestPlainFunctions:
+    """As in Graphile Worker, a function may return an array of results for an array of items."""
 
-    async def test_results_may_be_exceptions_or_awaitables(self, database: str) -> None:
+    async def test_results_of_a_plain_function_may_be_exceptions_or_awaitables(self, database: str) -> None:
         async def bad(n: int) -> None:
             await asyncio.sleep(0)
             raise ValueError(f"bad: {n}")
@@ -456,37 +449,38 @@ class TestFunctionsInAMapping:
         async def function(_payload: list[int]) -> list[Any]:
             return [1, bad(2), asyncio.sleep(0), OSError("4")]
 
-        heard = Heard()
-        job = await result(database, function, [1, 2, 3, 4], heard)
+        recorder = EventRecorder()
+        job = await run_batch(database, function, [1, 2, 3, 4], recorder)
         assert job is not None
         assert job.payload == [2, 4]
         assert job.last_error == "2 of 4 items failed: [1] bad: 2; [3] 4"
-        assert len(heard.named("job:error")[0].batch_job_errors) == 2
+        assert len(recorder.named("job:error")[0].batch_job_errors) == 2
 
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize(
         "value", [None, 3, "x", [], [1], [None, ValueError("x"), None], {"a": ValueError()}]
     )
-    async def test_anything_else_is_success(
+    async def test_any_other_result_of_a_plain_function_is_a_success(
         self, database: str, value: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         def function(_payload: Any) -> Any:
             return value
 
-        assert await result(database, function, [1, 2]) is None
-        warned = "2 items and returned" in caplog.text
+        assert await run_batch(database, function, [1, 2]) is None
+        warned = "2 items" in caplog.text
         assert warned is isinstance(value, list)
 
-    async def test_an_object_has_no_items(self, database: str) -> None:
-        assert await result(database, lambda _: [ValueError("x")], {"a": 1}) is None
+    async def test_payload_that_is_an_object_has_no_items(self, database: str) -> None:
+        assert await run_batch(database, lambda _: [ValueError("x")], {"a": 1}) is None
 
-    async def test_on_a_thread_too(self, database: str) -> None:
-        job = await result(database, lambda _payload: [None, ValueError("no")], [1, 2])
+    async def test_synchronous_function_may_return_results(self, database: str) -> None:
+        job = await run_batch(database, lambda _payload: [None, ValueError("no")], [1, 2])
         assert job is not None
         assert job.payload == [2]
 
-    async def test_a_task_that_is_not_for_batches_may_return_what_it_likes(self, database: str) -> None:
+    async def test_result_of_a_task_without_batch_is_ignored(self, database: str) -> None:
         @task
         def function(payload: list[int]) -> list[Any]:
             return [ValueError("a value")] * len(payload)
 
-        assert await result(database, function, [1, 2]) is None
+        assert await run_batch(database, function, [1, 2]) is None

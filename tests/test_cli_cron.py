@@ -1,4 +1,4 @@
-"""`graphile-worker cron`, run as people run it."""
+"""The verb `cron` with its commands `check` and `next`."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def command(
     )
 
 
-class TestListing:
-    async def test_each_item_with_its_next_runs_and_what_is_known_of_it(
+class TestCron:
+    async def test_items_are_listed_with_next_runs_and_last_run(
         self, db: asyncpg.Connection, database: str, tmp_path: Path
     ) -> None:
         (tmp_path / "crontab").write_text("* * * * * often\n0 0 31 2 * never ?id=not_ever\n")
@@ -62,7 +62,7 @@ class TestListing:
         midnight, often, never, *others = _paragraphs(done.stdout)
         assert midnight[:2] == [
             "midnight: @daily (Asia/Tokyo), adds midnight",
-            "  not known: no worker has had it",
+            "  not in the database: no worker has registered it",
         ]
         assert {line[12:23] for line in midnight[2:]} == {" 15:00 UTC "}
         assert {line[-24:] for line in midnight[2:]} == {" 00:00 JST in Asia/Tokyo"}
@@ -71,12 +71,18 @@ class TestListing:
             "  known since 2029-12-31 04:00 UTC, last run 2030-01-01 04:00 UTC",
         ]
         assert len(often) == len(midnight) == 7
-        assert never == ["not_ever: 0 0 31 2 *, adds never", "  not known: no worker has had it", "  never"]
+        assert never == [
+            "not_ever: 0 0 31 2 *, adds never",
+            "  not in the database: no worker has registered it",
+            "  never",
+        ]
         assert others == [
-            [f"{one}: known to the database, but not to this crontab"] for one in ("alone", "before", "old")
+            [f"{name}: in the database, but not in this crontab"] for name in ("alone", "before", "old")
         ]
 
-    async def test_as_json(self, db: asyncpg.Connection, database: str, tmp_path: Path) -> None:
+    async def test_cron_json_has_items_and_next_runs(
+        self, db: asyncpg.Connection, database: str, tmp_path: Path
+    ) -> None:
         since = datetime(2030, 1, 1, tzinfo=UTC)
         await db.execute(
             "insert into graphile_worker._private_known_crontabs values ('old', $1, null)", since
@@ -104,8 +110,10 @@ class TestListing:
             "last_execution": None,
         }
 
-    async def test_of_an_app_with_a_crontab_of_its_own(self, database: str, tmp_path: Path) -> None:
-        """Then the file beside it is not read, unless it is asked for: it may be the same."""
+    async def test_app_with_its_own_crontab_ignores_the_default_file(
+        self, database: str, tmp_path: Path
+    ) -> None:
+        """The file crontab is then read only with --crontab, because it may be the same one."""
         (tmp_path / "crontab").write_text("0 8 * * * report\n")
         (tmp_path / "other").write_text("0 9 * * * later\n")
         (tmp_path / "shop.py").write_text(
@@ -116,10 +124,10 @@ class TestListing:
         assert [item["identifier"] for item in json.loads(done.stdout)] == ["report"]
         done = command(tmp_path, "--app", "shop:app", "-c", database, "--json", "--crontab", "other")
         assert [item["identifier"] for item in json.loads(done.stdout)] == ["report", "later"]
-        hint = "There is no command 'shop:app'. Did you mean: graphile-worker cron --app shop:app?"
+        hint = "Unknown command 'shop:app'. Did you mean: graphile-worker cron --app shop:app?"
         assert hint in command(tmp_path, "shop:app").stderr
 
-    async def test_a_function_that_fails_and_one_that_is_never_true_are_told_of(
+    async def test_failing_and_never_matching_functions_are_reported(
         self, database: str, tmp_path: Path
     ) -> None:
         (tmp_path / "shop.py").write_text(
@@ -138,44 +146,42 @@ class TestListing:
         as_json = json.loads(command(tmp_path, "--app", "shop:app", "-c", database, "--json").stdout)
         assert [item["error"] for item in as_json] == ["broken fails: ValueError: oh no", None, None]
 
-    async def test_without_the_schema_nothing_is_known_but_the_items_are_shown(
+    async def test_items_are_listed_without_a_schema(
         self, db: asyncpg.Connection, database: str, tmp_path: Path
     ) -> None:
         await db.execute("drop schema graphile_worker cascade")
         (tmp_path / "crontab").write_text("* * * * * often\n")
         done = command(tmp_path, "-c", database)
         assert done.returncode == 0
-        assert done.stderr.startswith("Nothing is known of them: ")
+        assert done.stderr.startswith("Cannot read their last runs: ")
         [often] = _paragraphs(done.stdout)
-        assert often[1] == "  not known: no worker has had it"
+        assert often[1] == "  not in the database: no worker has registered it"
         assert len(often) == 7
 
-    async def test_the_crontab_is_the_one_beside_the_folder_of_the_tasks(
-        self, database: str, tmp_path: Path
-    ) -> None:
+    async def test_crontab_next_to_the_tasks_folder_is_used(self, database: str, tmp_path: Path) -> None:
         (tmp_path / "crontab").write_text("* * * * * here\n")
         (tmp_path / "shop").mkdir()
         (tmp_path / "graphile-worker.toml").write_text('tasks = "shop/tasks"\n')
         assert command(tmp_path, "-c", database).stdout.startswith("here: ")
-        (tmp_path / "shop" / "crontab").write_text("* * * * * beside\n")
-        assert command(tmp_path, "-c", database).stdout.startswith("beside: ")
+        (tmp_path / "shop" / "crontab").write_text("* * * * * next_to_tasks\n")
+        assert command(tmp_path, "-c", database).stdout.startswith("next_to_tasks: ")
         (tmp_path / "graphile-worker.toml").unlink()
         assert command(tmp_path, "-c", database).stdout.startswith("here: ")
-        told = command(tmp_path, "-c", database, "--tasks", "shop/tasks")
-        assert told.stdout.startswith("beside: ")
+        done = command(tmp_path, "-c", database, "--tasks", "shop/tasks")
+        assert done.stdout.startswith("next_to_tasks: ")
 
-    async def test_if_there_are_none(self, database: str, tmp_path: Path) -> None:
+    async def test_cron_without_items_says_so(self, database: str, tmp_path: Path) -> None:
         done = command(tmp_path, "-c", database)
-        assert done.stdout == "There are no recurring tasks: no file 'crontab', and no @app.cron.\n"
+        assert done.stdout == "No recurring tasks: there is no file 'crontab', and no @app.cron.\n"
 
 
-class TestChecking:
-    def test_a_good_one(self, tmp_path: Path) -> None:
+class TestCronCheck:
+    def test_valid_crontab_passes(self, tmp_path: Path) -> None:
         (tmp_path / "crontab").write_text("* * * * * a\n* * * * * b\n")
         done = command(tmp_path, "check", "crontab")
         assert (done.returncode, done.stdout, done.stderr) == (0, "crontab: 2 items\n", "")
 
-    def test_all_that_is_wrong_is_told(self, tmp_path: Path) -> None:
+    def test_every_error_is_reported(self, tmp_path: Path) -> None:
         (tmp_path / "good").write_text("* * * * * a\n")
         (tmp_path / "bad").write_text("60 * * * * a\n* * * * * b ?maxx=3\n")
         (tmp_path / "worse").write_text("* * * * * a ?max=0\n")
@@ -188,7 +194,7 @@ class TestChecking:
             "The crontab 'missing' cannot be read: [Errno 2] No such file or directory: 'missing'.",
         ]
 
-    def test_of_standard_input(self, tmp_path: Path) -> None:
+    def test_check_reads_a_crontab_from_standard_input(self, tmp_path: Path) -> None:
         assert command(tmp_path, "check", "-", given="* * * * * a\n").stdout == "-: 1 item\n"
         done = command(tmp_path, "check", "-", given="60 * * * * a\n")
         assert (done.returncode, done.stderr) == (
@@ -196,23 +202,23 @@ class TestChecking:
             "-:1:1: the minute '60' is too large; expected 0 to 59\n",
         )
 
-    def test_it_needs_a_file(self, tmp_path: Path) -> None:
+    def test_check_needs_a_file(self, tmp_path: Path) -> None:
         assert command(tmp_path, "check").returncode == 2
 
 
-class TestNext:
-    def test_when_a_pattern_fits(self, tmp_path: Path) -> None:
+class TestCronNext:
+    def test_cron_next_prints_the_next_runs_of_a_pattern(self, tmp_path: Path) -> None:
         done = command(tmp_path, "next", "0 0 29 2 *", "-n", "2")
         assert (done.returncode, done.stderr) == (0, "")
         assert [line[5:] for line in done.stdout.splitlines()] == ["02-29 00:00 UTC"] * 2
 
     @pytest.mark.parametrize(("pattern", "count"), [("0 0 29 2 *", 40), ("@yearly", 100)])
-    def test_as_many_as_asked_for_however_far_away(self, tmp_path: Path, pattern: str, count: int) -> None:
+    def test_count_reaches_far_into_the_future(self, tmp_path: Path, pattern: str, count: int) -> None:
         done = command(tmp_path, "next", pattern, "-n", str(count))
         assert len(done.stdout.splitlines()) == count
 
-    def test_utc_needs_no_time_zones_of_the_machine(self, tmp_path: Path) -> None:
-        """Where tzdata is installed it has one, all the same; here it is not found."""
+    def test_utc_needs_no_time_zone_data(self, tmp_path: Path) -> None:
+        """The package tzdata has the zone UTC too, so the test hides it."""
         (tmp_path / "tzdata.py").write_text("raise ImportError\n")
         done = command(
             tmp_path, *("next", "@daily", "--tz", "UTC"), PYTHONTZPATH="", PYTHONPATH=str(tmp_path)
@@ -220,22 +226,22 @@ class TestNext:
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.splitlines()[0].endswith(" 00:00 UTC in UTC")
 
-    def test_in_a_zone(self, tmp_path: Path) -> None:
+    def test_cron_next_prints_utc_and_the_time_zone(self, tmp_path: Path) -> None:
         done = command(tmp_path, "next", "30 9 1 1 *", "--tz", "Asia/Tokyo", "--count", "1")
         assert done.stdout[4:] == "-01-01 00:30 UTC  " + done.stdout[:4] + "-01-01 09:30 JST in Asia/Tokyo\n"
 
-    def test_one_that_never_fits(self, tmp_path: Path) -> None:
+    def test_cron_next_prints_never_for_a_pattern_that_never_matches(self, tmp_path: Path) -> None:
         assert command(tmp_path, "next", "0 0 31 2 *").stdout == "never\n"
 
-    def test_what_is_no_pattern(self, tmp_path: Path) -> None:
+    def test_invalid_pattern_or_time_zone_is_reported(self, tmp_path: Path) -> None:
         done = command(tmp_path, "next", "soon")
         assert done.returncode == 1
-        assert "The pattern 'soon' is wrong: it has 1 fields; expected 5" in done.stderr
+        assert "Invalid pattern 'soon': it has 1 fields; expected 5" in done.stderr
         assert "There is no time zone 'Mars'" in command(tmp_path, "next", "* * * * *", "--tz", "Mars").stderr
 
 
 def _paragraphs(text: str) -> list[list[str]]:
-    """Lines that begin with a blank belong to the one before."""
+    """Return the lines in groups: an indented line belongs to the line before it."""
     found: list[list[str]] = []
     for line in text.splitlines():
         if line.startswith(" "):

@@ -1,4 +1,4 @@
-"""A project to begin with, and the worker for those who write it."""
+"""The verbs `init` and `dev`, adding jobs through an app, and log formats."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from graphile_worker._base.logs import ScopedLogger
 from graphile_worker.cli import logs
 from graphile_worker.embedded.binaries import ServerUser
-from graphile_worker.logs import ScopedLogger
 from graphile_worker.testing import Databases
 from support.commands import COMMAND
 from support.jobs import add
@@ -31,7 +31,7 @@ from support.workers import Gate, running
 FILES = {"jobs.py", "crontab", "graphile-worker.toml", "test_jobs.py"}
 
 
-TROUBLE = """
+ERROR = """
 import os, time
 
 @app.task
@@ -72,74 +72,95 @@ def project(tmp_path: Path) -> Path:
 
 
 class TestInit:
-    def test_it_writes_a_project_and_says_what_is_next(self, tmp_path: Path) -> None:
+    def test_init_writes_a_project_and_next_steps(self, tmp_path: Path) -> None:
         done = run(tmp_path, COMMAND, "init", "my shop")
         assert (done.returncode, done.stderr) == (0, "")
         assert {path.name for path in (tmp_path / "my shop").iterdir()} == FILES
         assert "\n  cd 'my shop'\n  graphile-worker dev " in done.stdout
 
-    def test_here(self, tmp_path: Path) -> None:
+    def test_init_writes_into_the_current_folder_by_default(self, tmp_path: Path) -> None:
         done = run(tmp_path, COMMAND, "init")
         assert {path.name for path in tmp_path.iterdir()} == FILES
         assert "cd " not in done.stdout
 
-    def test_it_overwrites_nothing(self, tmp_path: Path) -> None:
+    def test_init_overwrites_nothing(self, tmp_path: Path) -> None:
         (tmp_path / "crontab").write_text("mine")
         done = run(tmp_path, COMMAND, "init")
         assert done.returncode == 1
-        assert f"crontab is in {tmp_path} already, so nothing was written." in done.stderr
+        assert f"crontab already exists in {tmp_path}, so nothing was written." in done.stderr
         assert [path.name for path in tmp_path.iterdir()] == ["crontab"]
         assert (tmp_path / "crontab").read_text() == "mine"
 
-    def test_a_folder_that_cannot_be(self, tmp_path: Path) -> None:
+    def test_init_reports_a_folder_that_cannot_be_written(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         done = run(tmp_path, COMMAND, "init", "file/shop")
         assert (done.returncode, done.stderr) == (
             1,
-            "Error: file/shop cannot be written to: Not a directory.\n",
+            "Error: Cannot write to file/shop: Not a directory.\n",
         )
         done = run(tmp_path, COMMAND, "init", "file")
         assert (done.returncode, done.stderr) == (
             1,
-            "Error: file is no folder. Name another: graphile-worker init FOLDER\n",
+            "Error: file is not a folder. Choose another one: graphile-worker init FOLDER\n",
         )
 
-    def test_as_json(self, tmp_path: Path) -> None:
+    def test_init_json_lists_folder_and_files(self, tmp_path: Path) -> None:
         done = json.loads(run(tmp_path, COMMAND, "init", "shop", "--json").stdout)
         assert done["folder"] == str(tmp_path / "shop")
         assert {Path(name).name for name in done["files"]} == FILES
 
-    def test_each_project_has_a_queue_of_its_own(self, short_folder: Path) -> None:
-        place = short_folder.parent
+    @pytest.mark.slow
+    def test_each_project_has_its_own_queue(self, short_folder: Path) -> None:
+        parent = short_folder.parent
         for name in ("one", "other"):
-            assert run(place, COMMAND, "init", name).returncode == 0
-            assert run(place / name, COMMAND, "migrate").returncode == 0
-        added = run(place / "one", COMMAND, "add", "hello", '{"name": "Ann"}')
+            assert run(parent, COMMAND, "init", name).returncode == 0
+            assert run(parent / name, COMMAND, "migrate").returncode == 0
+        added = run(parent / "one", COMMAND, "add", "hello", '{"name": "Ann"}')
         assert (added.returncode, added.stdout) == (0, "1\n")
-        assert len(json.loads(run(place / "one", COMMAND, "list", "--json").stdout)) == 1
-        assert json.loads(run(place / "other", COMMAND, "list", "--json").stdout) == []
-        assert (place / "one" / ".postgres" / ".gitignore").read_text() == "*\n"
+        assert len(json.loads(run(parent / "one", COMMAND, "list", "--json").stdout)) == 1
+        assert json.loads(run(parent / "other", COMMAND, "list", "--json").stdout) == []
+        assert (parent / "one" / ".postgres" / ".gitignore").read_text() == "*\n"
 
-    def test_where_its_server_cannot_reach_the_project_it_is_elsewhere(self, tmp_path: Path) -> None:
+    def test_server_data_is_elsewhere_if_the_project_is_unreachable(self, tmp_path: Path) -> None:
         closed = tmp_path / "closed"
         closed.mkdir(mode=0o700)
         run(closed, COMMAND, "init")
         connection = tomllib.loads((closed / "graphile-worker.toml").read_text())["connection"]
+        assert f'"{connection}"' in (closed / "jobs.py").read_text()
         path = Path(connection.removeprefix("embedded:"))
         assert ServerUser.find().closed_folder_above((closed / path / "data").resolve()) is None
         assert ServerUser.find().drops_root is path.is_absolute()
 
-    def test_its_tests_pass(self, project: Path) -> None:
+    @pytest.mark.slow
+    def test_starter_tests_pass(self, project: Path) -> None:
         done = run(
             project, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio"
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert " passed" in done.stdout
 
-    def test_its_crontab_is_one(self, project: Path) -> None:
+    @pytest.mark.sample(1)
+    @pytest.mark.parametrize("name", ["DATABASE_URL", "OTHER"])
+    async def test_starter_app_and_command_use_the_same_database(
+        self, project: Path, short_folder: Path, name: str
+    ) -> None:
+        dsn = f"embedded:{short_folder}"
+        if name == "OTHER":  # neither the program nor the command gets the database from the environment
+            for file in ("jobs.py", "graphile-worker.toml"):
+                text = (project / file).read_text()
+                (project / file).write_text(re.sub('embedded:[^"]+', dsn, text))
+        assert run(project, COMMAND, "migrate", **{name: dsn}).returncode == 0
+        program = 'from jobs import hello; hello.enqueue_sync(name="Ann")'
+        added = run(project, sys.executable, "-c", program, **{name: dsn})
+        assert (added.returncode, added.stderr) == (0, "")
+        [job] = json.loads(run(project, COMMAND, "list", "--json", **{name: dsn}).stdout)
+        assert job["payload"] == {"name": "Ann"}
+
+    def test_starter_crontab_is_valid(self, project: Path) -> None:
         assert run(project, COMMAND, "cron", "check", "crontab").returncode == 0
 
-    def test_its_code_is_neat(self, project: Path) -> None:
+    @pytest.mark.slow
+    def test_starter_code_passes_the_linter(self, project: Path) -> None:
         ruff, mypy = ([sys.executable, "-m", name] for name in ("ruff", "mypy"))
         for command in (
             [*ruff, "check", "--isolated", "--no-cache"],
@@ -152,14 +173,14 @@ class TestInit:
 
 
 class TestDev:
-    async def test_the_project_works_at_once_and_takes_changes(
+    async def test_starter_project_runs_and_restarts_on_changes(
         self, project: Path, short_folder: Path
     ) -> None:
         dsn = f"embedded:{short_folder}"
         async with program(
             COMMAND, "dev", folder=project, environment=environment(DATABASE_URL=dsn), with_errors=True
         ) as running:
-            await running.until("Worker connected, and looking for jobs of: hello, report, tidy_up")
+            await running.until("Worker connected; tasks: hello, report, tidy_up")
             [shown] = re.findall(r'psql "(.*)"', running.text)
             db = await asyncpg.connect(shown)
             try:
@@ -169,12 +190,12 @@ class TestDev:
                     run, project, COMMAND, "add", "report", '{"day": "2030-01-01"}', DATABASE_URL=dsn
                 )
                 assert added.returncode == 0, added.stderr
-                await running.until("The report of 2030-01-01 is written")
+                await running.until("Wrote the report for 2030-01-01")
 
                 text = (project / "jobs.py").read_text()
                 (project / "jobs.py").write_text(text.replace("Hello,", "Good morning,"))
                 await running.until("Worker connected", 2)
-                await running.until("There is newer code")
+                await running.until("A new worker process has started")
                 await db.execute("select graphile_worker.add_job('hello', '{\"name\": \"Bo\"}')")
                 await running.until("Good morning, Bo")
                 (project / "crontab").write_text("0 0 1 1 * hello {name: 'the year'}\n")
@@ -186,16 +207,18 @@ class TestDev:
             assert await running.end() == -signal.SIGINT, running.text
             assert "Traceback" not in running.text
 
-    async def test_a_database_that_is_named_is_used(self, project: Path, database: str) -> None:
-        (project / "graphile-worker.toml").write_text(f'app = "jobs:app"\nconnection = "{database}"\n')
+    async def test_dev_uses_the_named_database(self, project: Path, database: str) -> None:
+        for name in ("jobs.py", "graphile-worker.toml"):
+            text = (project / name).read_text()
+            (project / name).write_text(re.sub('embedded:[^"]+', database, text))
         async with program(
             COMMAND, "dev", folder=project, environment=environment(), with_errors=True
         ) as running:
             await running.until("Worker connected")
-            assert "The database is that of graphile-worker.toml" in running.text
+            assert "Database from graphile-worker.toml" in running.text
             assert f'psql "{database}"' in running.text
 
-    async def test_the_apps_own_database_holds(self, tmp_path: Path, database: str) -> None:
+    async def test_dev_uses_the_database_of_the_app(self, tmp_path: Path, database: str) -> None:
         (tmp_path / "shop.py").write_text(
             f"from graphile_worker import App\napp = App(dsn={database!r})\n"
             "@app.task\nasync def hello() -> None: ...\n"
@@ -203,10 +226,11 @@ class TestDev:
         async with program(
             COMMAND, "dev", "shop:app", folder=tmp_path, environment=environment(), with_errors=True
         ) as running:
-            await running.until("Worker connected, and looking for jobs of: hello")
-            assert "The database is that of shop:app" in running.text
+            await running.until("Worker connected; tasks: hello")
+            assert "Database from shop:app" in running.text
 
-    async def test_app_that_adds_a_job_when_it_is_imported_runs(self, tmp_path: Path, database: str) -> None:
+    @pytest.mark.slow
+    async def test_dev_runs_an_app_that_adds_a_job_on_import(self, tmp_path: Path, database: str) -> None:
         (tmp_path / "shop.py").write_text(
             f"from graphile_worker import App\napp = App(dsn={database!r})\n"
             "@app.task\nasync def hello() -> None: ...\n"
@@ -217,16 +241,17 @@ class TestDev:
         ) as running:
             await running.until("Completed job")
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("named", [("shop:app",), ()], ids=["app", "folder"])
-    async def test_it_tells_of_failures_a_blocked_loop_and_jobs_without_a_worker(
+    async def test_dev_reports_failures_blocked_loop_and_unserved_jobs(
         self, tmp_path: Path, database: str, db: asyncpg.Connection, named: tuple[str, ...]
     ) -> None:
         if named:
             (tmp_path / "shop.py").write_text(
-                f"from graphile_worker import App\napp = App(dsn={database!r})\n{TROUBLE}"
+                f"from graphile_worker import App\napp = App(dsn={database!r})\n{ERROR}"
             )
         else:
-            (tmp_path / "tasks.py").write_text(f"from graphile_worker import task as app\n{TROUBLE}")
+            (tmp_path / "tasks.py").write_text(f"from graphile_worker import task as app\n{ERROR}")
             (tmp_path / "tasks.py").write_text((tmp_path / "tasks.py").read_text().replace("app.task", "app"))
         await add(db, "blokcs")
         async with program(
@@ -234,12 +259,12 @@ class TestDev:
             folder=tmp_path, environment=environment(DATABASE_URL=database), with_errors=True,
         ) as running:  # fmt: skip
             await running.until(
-                "1 job waits for the task 'blokcs', which no Python worker has. Did you mean 'blocks'?"
+                "1 job is waiting for the task 'blokcs', which no Python worker has. Did you mean 'blocks'?"
             )
             await add(db, "fails")
             await running.until("ValueError: broken")
             await add(db, "blocks")
-            await running.until("(blocks) is blocking the event loop, and all other jobs with it, at:")
+            await running.until("(blocks) is blocking the event loop")
             (tmp_path / "go").touch()
             await running.until("Completed job")
             running.send(signal.SIGINT)
@@ -247,10 +272,11 @@ class TestDev:
         text = running.text
         assert "(fails, " in text
         assert "in helper" in text
-        assert "_runtime" not in text, "no frames of the library"
-        assert text.count("blokcs") == 1, "once"
+        assert "graphile_worker/_worker" not in text, "no frames of the library"
+        assert text.count("blokcs") == 1, "the warning is logged once"
 
-    async def test_jobs_that_another_worker_serves_are_not_reported(
+    @pytest.mark.slow
+    async def test_jobs_served_by_another_worker_are_not_reported(
         self, tmp_path: Path, database: str, db: asyncpg.Connection
     ) -> None:
         gate = Gate()
@@ -266,36 +292,33 @@ class TestDev:
                 environment=environment(DATABASE_URL=database),
                 with_errors=True,
             ) as dev:
-                await dev.until("1 job waits for the task 'xyz'")
+                await dev.until("1 job is waiting for the task 'xyz'")
                 assert "'elsewhere'" not in dev.text
 
-    def test_without_tasks(self, tmp_path: Path) -> None:
+    def test_dev_without_tasks_suggests_init(self, tmp_path: Path) -> None:
         done = run(tmp_path, COMMAND, "dev")
         assert done.returncode == 1
-        assert (
-            "There are no tasks here, for tasks does not exist. Begin with: graphile-worker init"
-            in done.stderr
-        )
+        assert "tasks does not exist. Create a project: graphile-worker init" in done.stderr
         assert "Traceback" not in done.stderr
 
 
-class TestTheAppOfTheSettings:
-    async def test_it_is_run_where_none_is_named(self, project: Path, database: str) -> None:
+class TestAppSetting:
+    async def test_run_uses_the_app_setting(self, project: Path, database: str) -> None:
         done = await asyncio.to_thread(run, project, COMMAND, "--once", DATABASE_URL=database)
-        assert (done.returncode, "Nothing is left to run" in done.stderr) == (0, True)
+        assert (done.returncode, "No jobs left to run" in done.stderr) == (0, True)
 
-    async def test_a_folder_that_is_named_comes_first(self, project: Path, database: str) -> None:
+    async def test_tasks_flag_overrides_the_app_setting(self, project: Path, database: str) -> None:
         done = await asyncio.to_thread(
             run, project, COMMAND, "--once", "--tasks", "nowhere", DATABASE_URL=database
         )
         assert "nowhere does not exist" in done.stderr
 
-    async def test_its_recurring_tasks_are_shown(self, project: Path, database: str) -> None:
+    async def test_cron_lists_tasks_of_the_app_setting(self, project: Path, database: str) -> None:
         done = await asyncio.to_thread(run, project, COMMAND, "cron", DATABASE_URL=database)
         assert "tidy_up" in done.stdout
 
 
-class TestAddingByTheApp:
+class TestAddThroughApp:
     async def added(self, project: Path, database: str, *arguments: str) -> dict[str, object]:
         done = await asyncio.to_thread(
             run, project, COMMAND, "add", *arguments, "--json", DATABASE_URL=database
@@ -304,26 +327,18 @@ class TestAddingByTheApp:
         job: dict[str, object] = json.loads(done.stdout)
         return job
 
-    async def test_what_the_task_says_of_its_jobs_holds(self, project: Path, database: str) -> None:
+    async def test_options_of_the_task_apply(self, project: Path, database: str) -> None:
         job = await self.added(project, database, "report", '{"day": "2030-01-01"}')
         assert (job["queue_name"], job["max_attempts"]) == ("reports", 5)
         assert job["payload"] == {"day": "2030-01-01"}
 
-    async def test_flags_win(self, project: Path, database: str) -> None:
-        given = (
-            "report",
-            '{"day": "2030-01-01"}',
-            "--queue",
-            "mine",
-            "--max-attempts",
-            "2",
-            "--priority",
-            "0",
-        )
-        job = await self.added(project, database, *given)
+    async def test_flags_override_options_of_the_task(self, project: Path, database: str) -> None:
+        payload = '{"day": "2030-01-01"}'
+        flags = ("--queue", "mine", "--max-attempts", "2", "--priority", "0")
+        job = await self.added(project, database, "report", payload, *flags)
         assert (job["queue_name"], job["max_attempts"], job["priority"]) == ("mine", 2, 0)
 
-    async def test_a_payload_that_does_not_fit_is_refused(self, project: Path, database: str) -> None:
+    async def test_invalid_payload_is_rejected(self, project: Path, database: str) -> None:
         done = await asyncio.to_thread(
             run, project, COMMAND, "add", "report", '{"day": "soon"}', DATABASE_URL=database
         )
@@ -332,7 +347,8 @@ class TestAddingByTheApp:
         assert "day" in done.stderr
         assert "Traceback" not in done.stderr
 
-    async def test_what_to_do_about_a_key_can_be_said_of_a_task_that_makes_its_own(
+    @pytest.mark.slow
+    async def test_key_mode_flag_applies_to_a_task_with_its_own_key(
         self, project: Path, database: str
     ) -> None:
         with (project / "jobs.py").open("a") as file:
@@ -341,19 +357,22 @@ class TestAddingByTheApp:
         first, again = [await self.added(project, database, *arguments) for _ in range(2)]
         assert (first["key"], first["id"]) == ("k:a", again["id"])
 
-    async def test_without_the_app_it_is_added_as_it_is(self, project: Path, database: str) -> None:
+    async def test_no_app_flag_adds_the_job_unchanged(self, project: Path, database: str) -> None:
         job = await self.added(project, database, "report", '{"day": "soon"}', "--no-app")
         assert (job["queue_name"], job["max_attempts"]) == (None, 25)
 
-    async def test_a_task_that_the_app_does_not_have(self, project: Path, database: str) -> None:
+    async def test_unknown_task_is_added(self, project: Path, database: str) -> None:
         job = await self.added(project, database, "of/node", '{"any": "thing"}')
         assert (job["task_identifier"], job["payload"]) == ("of/node", {"any": "thing"})
 
-    async def test_a_task_that_the_app_does_not_have_is_warned_of(self, project: Path, database: str) -> None:
-        for name, hint in (("repport", "Did you mean 'report'?"), ("xyz", "It has: hello, report, tidy_up.")):
+    async def test_unknown_task_is_warned_about(self, project: Path, database: str) -> None:
+        for name, hint in (
+            ("repport", "Did you mean 'report'?"),
+            ("xyz", "Its tasks: hello, report, tidy_up."),
+        ):
             done = await asyncio.to_thread(run, project, COMMAND, "add", name, DATABASE_URL=database)
             assert done.returncode == 0
-            assert done.stdout.strip().isdigit(), "nothing but the id"
+            assert done.stdout.strip().isdigit(), "standard output has only the id"
             assert f"Warning: the app has no task '{name}'" in done.stderr
             assert done.stderr.endswith(f"{hint}\n")
         known = await asyncio.to_thread(
@@ -361,13 +380,15 @@ class TestAddingByTheApp:
         )
         assert (known.returncode, known.stderr) == (0, "")
 
-    async def test_an_app_that_does_not_load(self, project: Path, database: str) -> None:
+    async def test_app_that_does_not_load_is_reported_with_the_no_app_flag(
+        self, project: Path, database: str
+    ) -> None:
         (project / "jobs.py").write_text("print('here')\nimport nowhere\n")
         arguments = ("add", "report", "--max-attempts", "3")
         done = await asyncio.to_thread(run, project, COMMAND, *arguments, DATABASE_URL=database)
         assert (done.returncode, done.stdout) == (1, "")
-        assert "No module named 'nowhere'. Nothing was added" in done.stderr
-        assert "Nothing was added; --no-app adds it without the app." in done.stderr
+        assert "No module named 'nowhere'. No job was added." in done.stderr
+        assert "To add it without the app, use --no-app." in done.stderr
         job = await self.added(project, database, *arguments[1:], "--no-app")
         assert job["max_attempts"] == 3
 
@@ -378,20 +399,20 @@ class TestPrettyLog:
             {"levelno": level, "levelname": logging.getLevelName(level), "msg": text, **extra}
         )
 
-    def test_in_colours(self) -> None:
+    def test_pretty_log_has_colours(self) -> None:
         formatter = logs.PrettyFormatter()
-        line = formatter.format(self.record(logging.WARNING, "Look"))
-        assert re.fullmatch(r"\x1b\[2m[\d:.]+\x1b\[0m \x1b\[33m\x1b\[1mWARNING\x1b\[0m .*Look", line)
-        of_task = formatter.format(self.record(logging.INFO, "said", job_id=7, task_identifier="hello"))
-        assert "\x1b[36m[hello 7] \x1b[0msaid" in of_task
+        line = formatter.format(self.record(logging.WARNING, "Notice"))
+        assert re.fullmatch(r"\x1b\[2m[\d:.]+\x1b\[0m \x1b\[33m\x1b\[1mWARNING\x1b\[0m .*Notice", line)
+        of_task = formatter.format(self.record(logging.INFO, "hello", job_id=7, task_identifier="hello"))
+        assert "\x1b[36m[hello 7] \x1b[0mhello" in of_task
 
-    def test_what_a_task_adds_to_a_record_is_shown(self) -> None:
+    def test_scope_and_extra_are_logged(self) -> None:
         stream = io.StringIO()
         handler = logging.StreamHandler(stream)
-        plain = logging.Logger("shop")  # noqa: LOG001 - not among the others
+        plain = logging.Logger("shop")  # noqa: LOG001 - kept out of the hierarchy
         plain.addHandler(handler)
-        about = {"label": "job", "worker_id": "python-1", "task_identifier": "hello", "job_id": 7}
-        log = ScopedLogger(plain, about).scope(order=9)
+        scope = {"label": "job", "worker_id": "python-1", "task_identifier": "hello", "job_id": 7}
+        log = ScopedLogger(plain, scope).scope(order=9)
         handler.setFormatter(logs.TextFormatter(with_process=False))
         log.info("Sent", extra={"to": "Ann Lee", "tries": 2})
         assert stream.getvalue().endswith(' INFO  [hello 7] Sent order=9 to="Ann Lee" tries=2\n')
@@ -401,33 +422,33 @@ class TestPrettyLog:
         entry = json.loads(stream.getvalue().strip("\0"))
         assert {**entry, "time": 0, "process": 0} == {
             "time": 0, "process": 0, "level": "info", "logger": "shop", "message": "Sent",
-            **about, "order": 9, "items": [1, {"b": 2}], "level_": "high",
+            **scope, "order": 9, "items": [1, {"b": 2}], "level_": "high",
         }  # fmt: skip
 
-    def test_what_json_cannot_write_is_written_as_text(self) -> None:
+    def test_values_without_json_are_logged_as_text(self) -> None:
         itself: list[object] = []
         itself.append(itself)
         extras = {"itself": itself, "keys": {(1, 2): 3}, "ratio": math.nan, "job_id": 7, "good": [1, None]}
-        line = logs.JsonFormatter().format(self.record(logging.INFO, "Look", **extras))
+        line = logs.JsonFormatter().format(self.record(logging.INFO, "Notice", **extras))
         found = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
         written = {"itself": "[[...]]", "keys": "{(1, 2): 3}", "ratio": "nan", "job_id": 7, "good": [1, None]}
         assert {name: found[name] for name in extras} == written
 
-    def test_value_that_has_no_text_does_not_lose_the_record(self) -> None:
-        class Mute:
+    def test_value_without_text_does_not_lose_the_record(self) -> None:
+        class Unprintable:
             def __str__(self) -> str:
                 raise AttributeError("not loaded")
 
-        record = self.record(logging.INFO, "Look", order=Mute())
-        assert json.loads(logs.JsonFormatter().format(record))["order"] == "<Mute>"
-        assert logs.TextFormatter(with_process=False).format(record).endswith("Look order=<Mute>")
+        record = self.record(logging.INFO, "Notice", order=Unprintable())
+        assert json.loads(logs.JsonFormatter().format(record))["order"] == "<Unprintable>"
+        assert logs.TextFormatter(with_process=False).format(record).endswith("Notice order=<Unprintable>")
 
-    def test_plain_where_nobody_sees_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_pretty_log_is_plain_without_a_terminal(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "stderr", io.StringIO())
-        made = logs._formatter("pretty", with_process=True)
-        assert re.fullmatch(r"[\d:.]+ INFO  Look", made.format(self.record(logging.INFO, "Look")))
+        formatter = logs._formatter("pretty", with_process=True)
+        assert re.fullmatch(r"[\d:.]+ INFO  Notice", formatter.format(self.record(logging.INFO, "Notice")))
 
 
-def test_the_starters_stand_in_the_package() -> None:
+def test_starter_files_are_in_the_package() -> None:
     folder = ROOT / "src" / "graphile_worker" / "cli" / "starter"
     assert {path.name.removesuffix(".txt") for path in folder.iterdir()} == FILES

@@ -1,4 +1,4 @@
-"""A table with very many jobs: no verb sorts it, holds it in memory, or changes it in one transaction."""
+"""Verbs on a large table: none sorts it, holds it in memory, or changes it in one transaction."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from graphile_worker._db.many import in_order
-from graphile_worker._db.queries import composed
-from graphile_worker._db.sql import Schema, statements_for
-from graphile_worker.many_jobs import BATCH, JobFilter
+from graphile_worker._client.bulk import BATCH, JobFilter
+from graphile_worker._db.queries.bulk_update import in_order
+from graphile_worker._db.queries.jobs import compose
+from graphile_worker._db.sql_files import Schema, statements_for
 from graphile_worker.testing import Databases
 from support.commands import COMMAND, Cli
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 JOBS = 150_000
 MEGABYTE = 1024 * 1024
 SCHEMA = Schema()
@@ -39,7 +39,7 @@ def cli(database: str, tmp_path: Path) -> Cli:
 
 @pytest.fixture
 async def large(db: asyncpg.Connection) -> asyncpg.Connection:
-    """A third has failed, a third is due, a third is for later; of a hundred tasks and queues; analysed."""
+    """Insert jobs of a hundred tasks and queues: a third failed, a third due, a third scheduled; analyze."""
     await db.execute(
         """insert into graphile_worker._private_tasks (identifier)
         select 'task' || n from generate_series(0, 99) as n;
@@ -58,17 +58,17 @@ async def large(db: asyncpg.Connection) -> asyncpg.Connection:
     return db
 
 
-async def plan(db: asyncpg.Connection, beginning: str, filters: Mapping[str, object]) -> str:
-    """How the server goes about a page."""
-    statement, values = composed(SCHEMA, statements_for(SCHEMA, "jobs.sql")[beginning], filters)
+async def plan(db: asyncpg.Connection, query: str, filters: Mapping[str, object]) -> str:
+    """Return the query plan for a page."""
+    statement, values = compose(SCHEMA, statements_for(SCHEMA, "jobs.sql")[query], filters)
     async with in_order(db, SCHEMA, filters):
         rows = await db.fetch(f"explain (costs off) {statement}", *values)
     return "\n".join(row[0] for row in rows)
 
 
-class TestPlans:
-    async def test_a_page_walks_along_the_ids(self, large: asyncpg.Connection) -> None:
-        for chosen in (
+class TestQueryPlans:
+    async def test_pages_use_the_primary_key(self, large: asyncpg.Connection) -> None:
+        for job_filter in (
             JobFilter(),
             JobFilter(state="failed"),
             JobFilter(state="ready"),
@@ -77,30 +77,34 @@ class TestPlans:
             JobFilter(task="task7"),
             JobFilter(queue_name="queue7", state="failed"),
             JobFilter(locked_by="w"),
-            JobFilter(text="nowhere"),
+            JobFilter(search="nowhere"),
         ):
-            filters = {**chosen.parts(), "after_id": 1000, "first_jobs": BATCH}
-            for beginning, more in (("select_jobs", {}), ("select_ids", {"lock": True})):
-                found = await plan(large, beginning, {**filters, **more})
-                assert "using jobs_pkey1" in found, (chosen, found)
-                assert "Sort" not in found, (chosen, found)
+            filters = {**job_filter.parameters(), "after_id": 1000, "first_jobs": BATCH}
+            for query, more in (("select_jobs", {}), ("select_ids", {"lock": True})):
+                found = await plan(large, query, {**filters, **more})
+                assert "using jobs_pkey1" in found, (job_filter, found)
+                assert "Sort" not in found, (job_filter, found)
 
-    async def test_what_is_named_is_looked_up(self, large: asyncpg.Connection) -> None:
-        found = await plan(large, "select_jobs", {**JobFilter(key="k").parts(), "first_jobs": 10})
+    async def test_named_jobs_use_an_index(self, large: asyncpg.Connection) -> None:
+        found = await plan(large, "select_jobs", {**JobFilter(key="k").parameters(), "first_jobs": 10})
         assert "using jobs_key_key1" in found
         filters = {"having_id_any": list(range(BATCH)), "first_jobs": BATCH, "lock": True}
         assert "using jobs_pkey1" in await plan(large, "select_ids", filters)
 
 
-async def measured(cli: Cli, *arguments: str, output: Path | None = None, given: Path | None = None) -> int:
-    """Run it to a good end; how many bytes of memory it used at most."""
+async def measure_memory(
+    cli: Cli, *arguments: str, output: Path | None = None, given: Path | None = None
+) -> int:
+    """Run a verb that succeeds, and return its peak memory in bytes."""
     program = f"""
 import resource, subprocess, sys
 done = subprocess.run({[COMMAND, *arguments]!r}, stdin=open({str(given or "/dev/null")!r}),
     stdout=open({str(output or "/dev/null")!r}, "w"))
 print(done.returncode, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", program),
+        sys.executable,
+        "-c",
+        program,
         stdout=asyncio.subprocess.PIPE,
         env=cli.environment,
         cwd=cli.folder,
@@ -111,14 +115,14 @@ print(done.returncode, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)""
     return kilobytes * (1 if sys.platform == "darwin" else 1024)
 
 
-class TestEveryVerb:
+class TestVerbsOnLargeQueue:
     @pytest.mark.usefixtures("large")
-    async def test_they_all_work_on_it(self, cli: Cli, tmp_path: Path) -> None:
-        small = await measured(cli, "list", "--limit", "10")
-        for arguments in (["list"], ["list", "--json", "--state", "failed"], ["list", "--text", "99"]):
-            assert await measured(cli, *arguments) < small + 50 * MEGABYTE, arguments
+    async def test_verbs_work_on_a_large_queue(self, cli: Cli, tmp_path: Path) -> None:
+        small = await measure_memory(cli, "list", "--limit", "10")
+        for arguments in (["list"], ["list", "--json", "--state", "failed"], ["list", "--search", "99"]):
+            assert await measure_memory(cli, *arguments) < small + 50 * MEGABYTE, arguments
         exported = tmp_path / "jobs.jsonl"
-        assert await measured(cli, "export", output=exported) < small + 50 * MEGABYTE
+        assert await measure_memory(cli, "export", output=exported) < small + 50 * MEGABYTE
         assert (await cli.json("stats"))["total"] == JOBS
         assert len(await cli.json("queues")) == 100
         await cli.out("workers")
@@ -130,7 +134,7 @@ class TestEveryVerb:
         assert await cli.out("complete", "-", "--yes", given=ids) == f"Completed {JOBS // 100:,} jobs.\n"
         assert f"Removed {JOBS // 50:,} jobs, " in await cli.out("cleanup", "failed-jobs", "--yes")
         assert await cli.out("remove", "--all", "--yes") == f"Removed {JOBS - 3 * JOBS // 100:,} jobs.\n"
-        assert await measured(cli, "import", "-", given=exported) < small + 50 * MEGABYTE
+        assert await measure_memory(cli, "import", "-", given=exported) < small + 50 * MEGABYTE
         assert (await cli.json("stats"))["total"] == JOBS
         with exported.open() as lines:
             first = json.loads(next(lines))

@@ -1,4 +1,4 @@
-"""Jobs whose text is odd: no command fails because of one, or shows something else than there is."""
+"""Jobs with odd texts: no verb fails because of one, or shows it wrongly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def databases(graphile_worker_databases: Databases) -> Databases:
     return graphile_worker_databases
 
 
-async def test_one_odd_payload_hides_no_job(db: asyncpg.Connection, database: str, tmp_path: Path) -> None:
+async def test_odd_payload_does_not_hide_other_jobs(
+    db: asyncpg.Connection, database: str, tmp_path: Path
+) -> None:
     cli = Cli(database, tmp_path)
     texts = [*UNDECODABLE.values(), *UNUSUAL]
     await add_raw(db, *texts)
@@ -37,20 +39,20 @@ async def test_one_odd_payload_hides_no_job(db: asyncpg.Connection, database: st
     assert "payload          1e999\n" in shown
 
 
-async def test_export_and_import_keep_odd_payloads_as_they_are(
+async def test_export_and_import_preserve_odd_payloads(
     db: asyncpg.Connection, database: str, databases: Databases, tmp_path: Path
 ) -> None:
     await add_raw(db, *UNDECODABLE.values(), *UNUSUAL)
     await Cli(database, tmp_path).out("export", "--output", "jobs.jsonl")
     stored = "select id, payload::text from graphile_worker._private_jobs order by id"
     async with databases.fresh() as other:
-        there = await asyncpg.connect(other)
+        connection = await asyncpg.connect(other)
         await Cli(other, tmp_path).out("import", "jobs.jsonl")
-        assert in_one_line(await there.fetch(stored)) == in_one_line(await db.fetch(stored))
-        await there.close()
+        assert in_one_line(await connection.fetch(stored)) == in_one_line(await db.fetch(stored))
+        await connection.close()
 
 
-async def test_text_that_would_change_how_others_are_read_is_escaped(
+async def test_bidirectional_control_characters_are_escaped(
     db: asyncpg.Connection, database: str, tmp_path: Path
 ) -> None:
     cli = Cli(database, tmp_path)
@@ -68,12 +70,12 @@ async def test_text_that_would_change_how_others_are_read_is_escaped(
     assert (await cli.json("show", "1"))[0]["key"] == odd
 
 
-@pytest.mark.parametrize("form", [TextFormatter(with_process=False), PrettyFormatter()])
-def test_logs_for_people_escape_what_jobs_say(form: TextFormatter) -> None:
+@pytest.mark.parametrize("formatter", [TextFormatter(with_process=False), PrettyFormatter()])
+def test_text_logs_escape_control_characters(formatter: TextFormatter) -> None:
     record = logging.LogRecord("shop", logging.INFO, "", 0, "Got %s", ("\u202eevil\x1b]0;title\x07",), None)
     record.job_id, record.task_identifier = 7, "task\u2066"
     record.exc_text = "Traceback\n  ValueError: \x9b2J"
-    line = form.format(record)
+    line = formatter.format(record)
     assert "Got \\u202eevil\\x1b]0;title\\x07" in line
     assert "[task\\u2066 7]" in line
     assert line.endswith("\nTraceback\n  ValueError: \\x9b2J")
@@ -81,4 +83,4 @@ def test_logs_for_people_escape_what_jobs_say(form: TextFormatter) -> None:
         int("\u202e")
     except ValueError:
         record = logging.LogRecord("shop", logging.ERROR, "", 0, "Failed", (), sys.exc_info())
-    assert form.format(record).endswith("base 10: '\\u202e'")
+    assert formatter.format(record).endswith("base 10: '\\u202e'")

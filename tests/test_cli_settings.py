@@ -1,4 +1,4 @@
-"""Settings of the command: the file, the environment and the flags, in that order."""
+"""Settings of the command: from the file, the environment and the flags, in this order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def config(folder: Path, *arguments: str, **environment: str) -> subprocess.Comp
     )  # fmt: skip
 
 
-def test_the_later_wins_and_each_says_where_it_comes_from(tmp_path: Path) -> None:
+def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
         '[tool.graphile-worker]\njobs = 2\npoll-interval = "3s"\nschema = "file"\nlisten = false\n'
     )
@@ -37,10 +37,10 @@ def test_the_later_wins_and_each_says_where_it_comes_from(tmp_path: Path) -> Non
     assert found["schema"] == {"value": "env", "source": "GRAPHILE_WORKER_SCHEMA"}
     assert found["poll_interval"] == {"value": "3s", "source": "pyproject.toml"}
     assert found["listen"] == {"value": False, "source": "pyproject.toml"}
-    assert found["prefetch"] == {"value": 0, "source": "default"}
+    assert found["prefetch"] == {"value": "auto", "source": "default"}
 
 
-def test_the_table_for_people_hides_passwords(tmp_path: Path) -> None:
+def test_config_prints_no_passwords(tmp_path: Path) -> None:
     done = config(tmp_path, "config", DATABASE_URL="postgresql://me:s3cret@h/x?password=s3cret")
     line = next(line for line in done.stdout.splitlines() if line.startswith("connection"))
     assert line.split() == ["connection", "postgresql://me:***@h/x?password=***", "DATABASE_URL"]
@@ -64,11 +64,11 @@ def test_the_table_for_people_hides_passwords(tmp_path: Path) -> None:
         ("socket:///run/pg?db=x", "socket:///run/pg?db=x"),
     ],
 )
-def test_a_connection_string_is_shown_without_its_password(dsn: str, shown: str) -> None:
+def test_masked_connection_string_has_no_password(dsn: str, shown: str) -> None:
     assert masked(dsn) == shown
 
 
-def test_a_file_of_its_own_is_preferred_and_one_can_be_named(tmp_path: Path) -> None:
+def test_graphile_worker_toml_wins_over_pyproject_and_a_named_file_over_both(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.graphile-worker]\njobs = 2\n")
     (tmp_path / "graphile-worker.toml").write_text("jobs = 3\n")
     (tmp_path / "other.toml").write_text("jobs = 4\n")
@@ -78,14 +78,17 @@ def test_a_file_of_its_own_is_preferred_and_one_can_be_named(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("file", "says"),
+    ("file", "message"),
     [
-        ("concurrency = 3", "there is no setting 'concurrency'. Did you mean jobs?"),
-        ("[tool.graphile-worker]", "Did you mean the keys without [tool.graphile-worker]"),
+        ("concurrency = 3", "unknown setting 'concurrency'. Did you mean jobs?"),
+        ("[tool.graphile-worker]", "Write the keys without [tool.graphile-worker]"),
         ("poll_interval = 0", "poll_interval is 0; it must be more than 0."),
-        ("shutdown_grace = 5", "shutdown_grace is 5; it must be a number with a unit: 500ms, 2s, 5m or 1h."),
-        ("job = 3", "graphile-worker.toml: there is no setting 'job'. Did you mean jobs?"),
-        ("colour = 3", "there is no setting 'colour'. There are: app, connection, crontab, fast_lease"),
+        (
+            "shutdown_grace = 5",
+            "shutdown_grace is 5; it must be a number with a unit: 500ms, 2s, 5m, 1h or 14d.",
+        ),
+        ("job = 3", "graphile-worker.toml: unknown setting 'job'. Did you mean jobs?"),
+        ("colour = 3", "unknown setting 'colour'. Settings: app, connection, crontab, fast_lease"),
         ("jobs = 0", "graphile-worker.toml: jobs is 0; it must be an integer from 1 to 100,000."),
         ("jobs = 1.5", "jobs is 1.5; it must be an integer"),
         ("jobs = true", "jobs is True; it must be an integer"),
@@ -95,18 +98,18 @@ def test_a_file_of_its_own_is_preferred_and_one_can_be_named(tmp_path: Path) -> 
         ),
         ("listen = 'maybe'", "listen is 'maybe'; it must be true or false."),
         ("log_format = 'xml'", "log_format is 'xml'; it must be text or json or pretty."),
-        ("connection = 3", "connection is ***; it must be a text."),
+        ("connection = 3", "connection is ***; it must be a string."),
         ("jobs = ", "graphile-worker.toml is not TOML: "),
     ],
 )
-def test_a_wrong_file_says_what_is_wrong(tmp_path: Path, file: str, says: str) -> None:
+def test_invalid_configuration_file_names_key_and_value(tmp_path: Path, file: str, message: str) -> None:
     (tmp_path / "graphile-worker.toml").write_text(file)
     with pytest.raises(ConfigurationError) as caught:
         gather({}, environment={}, folder=tmp_path)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_pyproject_without_our_table_is_no_configuration(tmp_path: Path) -> None:
+def test_pyproject_without_graphile_worker_table_is_ignored_unless_named(tmp_path: Path) -> None:
     file = tmp_path / "pyproject.toml"
     file.write_text("[tool.other]\n")
     assert gather({}, environment={}, folder=tmp_path)["jobs"].source == "default"
@@ -117,7 +120,7 @@ def test_a_pyproject_without_our_table_is_no_configuration(tmp_path: Path) -> No
         gather({}, environment={}, folder=tmp_path)
 
 
-def test_a_wrong_variable_is_named(tmp_path: Path) -> None:
+def test_invalid_value_names_the_environment_variable(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="GRAPHILE_WORKER_JOBS: jobs is 'many'"):
         gather({}, environment={"GRAPHILE_WORKER_JOBS": "many"}, folder=tmp_path)
 
@@ -126,17 +129,17 @@ def test_a_wrong_variable_is_named(tmp_path: Path) -> None:
     ("raw", "seconds"),
     [("2000", 2.0), (500, 0.5), ("500ms", 0.5), ("2s", 2.0), ("1.5m", 90.0), ("1h", 3600.0)],
 )
-def test_times_are_milliseconds_or_have_a_unit(tmp_path: Path, raw: object, seconds: float) -> None:
+def test_poll_interval_is_milliseconds_or_has_a_unit(tmp_path: Path, raw: object, seconds: float) -> None:
     (tmp_path / "graphile-worker.toml").write_text(f"poll_interval = {json.dumps(raw)}")
     assert gather({}, environment={}, folder=tmp_path)["poll_interval"].value == seconds
 
 
-def test_a_variable_that_is_nearly_a_setting_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+def test_unknown_graphile_worker_variable_is_warned_about(tmp_path: Path) -> None:
     done = config(
         tmp_path, "config", GRAPHILE_WORKER_JOB="3", GRAPHILE_WORKER_JOB_ID="7", GRAPHILE_WORKER_POLL="1"
     )
-    assert "GRAPHILE_WORKER_POLL is ignored: there is no such setting." in done.stderr
-    assert "GRAPHILE_WORKER_JOB is ignored: there is no such setting. Did you mean GRAPHILE_WORKER_JOBS?" in (
-        done.stderr
+    assert "GRAPHILE_WORKER_POLL is ignored: unknown setting." in done.stderr
+    assert (
+        "GRAPHILE_WORKER_JOB is ignored: unknown setting. Did you mean GRAPHILE_WORKER_JOBS?" in done.stderr
     )
-    assert "GRAPHILE_WORKER_JOB_ID" not in done.stderr, "what a task has that is a program"
+    assert "GRAPHILE_WORKER_JOB_ID" not in done.stderr, "a variable of a program that runs as a task"

@@ -1,4 +1,4 @@
-"""On functions that npm installed the client makes up for what they do not do."""
+"""The client compensates for defects of the SQL functions that Node's package installs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def connections(
 
 
 @AUTOCOMMITS
-async def test_a_keyed_add_that_came_back_empty_is_repeated(
+async def test_keyed_add_without_a_result_is_repeated(
     utils: WorkerUtils, connections: tuple[asyncpg.Connection, asyncpg.Connection], empty_database: str
 ) -> None:
     worker, adder = connections
@@ -60,10 +60,10 @@ async def test_a_keyed_add_that_came_back_empty_is_repeated(
     await observer.close()
 
 
-async def test_npms_own_function_does_come_back_empty(
+async def test_nodes_function_may_return_no_job_for_a_keyed_add(
     utils: WorkerUtils, connections: tuple[asyncpg.Connection, asyncpg.Connection], empty_database: str
 ) -> None:
-    """The reason for the test above; should this fail one day, upstream has mended it."""
+    """The defect behind the test above. If this test fails one day, Node has fixed it."""
     worker, adder = connections
     observer = await asyncpg.connect(empty_database)
     old = await utils.add_job("t", job_key="k")
@@ -79,7 +79,7 @@ async def test_npms_own_function_does_come_back_empty(
     await observer.close()
 
 
-async def test_bulk_pairs_jobs_with_specs_by_what_they_contain(utils: WorkerUtils) -> None:
+async def test_add_jobs_matches_jobs_to_specs_by_content(utils: WorkerUtils) -> None:
     specs = [
         JobSpec(
             f"t{n * 7 % 5}",
@@ -104,7 +104,7 @@ async def test_bulk_pairs_jobs_with_specs_by_what_they_contain(utils: WorkerUtil
         assert job.flags == (spec.flags or frozenset())
 
 
-async def test_an_hour_that_exists_twice_is_paired_too(utils: WorkerUtils) -> None:
+async def test_add_jobs_matches_times_in_a_repeated_hour(utils: WorkerUtils) -> None:
     twice = datetime(2030, 10, 27, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
     first, second = await utils.add_jobs(
         [JobSpec("t", run_at=twice), JobSpec("t", run_at=twice.replace(fold=1))]
@@ -113,7 +113,7 @@ async def test_an_hour_that_exists_twice_is_paired_too(utils: WorkerUtils) -> No
 
 
 @AUTOCOMMITS
-async def test_bulk_asks_again_for_keyed_specs_that_met_a_worker(
+async def test_add_jobs_repeats_keyed_specs_that_conflicted_with_a_claim(
     utils: WorkerUtils, connections: tuple[asyncpg.Connection, asyncpg.Connection], empty_database: str
 ) -> None:
     worker, adder = connections
@@ -134,13 +134,13 @@ async def test_bulk_asks_again_for_keyed_specs_that_met_a_worker(
     await observer.close()
 
 
-async def test_cleanup_does_not_orphan_a_job_that_npms_function_is_adding(
+async def test_cleanup_does_not_orphan_a_job_that_nodes_function_is_adding(
     utils: WorkerUtils,
     connections: tuple[asyncpg.Connection, asyncpg.Connection],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """npm's function takes the same locks before it adds the job, so the cleanup waits for it too."""
-    monkeypatch.setattr("graphile_worker._db.cleanup._LOCK_ATTEMPTS", 1)
+    """Node's function takes the same locks before it adds the job, so the cleanup waits for it."""
+    monkeypatch.setattr("graphile_worker._db.queries.cleanup._LOCK_ATTEMPTS", 1)
     await utils.complete_jobs([(await utils.add_job("t", queue_name="q")).id])
     _, adder = connections
     async with adder.transaction():

@@ -1,4 +1,4 @@
-"""When items fire: calendars, time zones, and the days on which clocks are changed."""
+"""Occurrences of cron items: calendars, time zones, and daylight saving time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from graphile_worker import ConfigurationError, CronItem
 
@@ -26,8 +25,8 @@ def utc(*moment: int) -> datetime:
     return datetime(*moment, tzinfo=UTC)  # type: ignore[arg-type,misc]
 
 
-def walls(pattern: str, tz: str, start: datetime, *, days: int = 1) -> list[str]:
-    """What the clocks there show when it fires, with the offset."""
+def local_times(pattern: str, tz: str, start: datetime, *, days: int = 1) -> list[str]:
+    """Return the local times of the occurrences, with their offsets."""
     found = item(pattern, tz).occurrences(start - MINUTE, start + days * DAY - MINUTE)
     return [f"{at.astimezone(ZoneInfo(tz)):%H:%M%z}" for at in found]
 
@@ -37,125 +36,129 @@ class TestMatching:
         every = item("* * * * *")
         assert all(every.matches(utc(2030, 1, 1) + n * 997 * MINUTE) for n in range(2000))
 
-    def test_days_of_the_week(self) -> None:
+    def test_weekday_range_matches_its_days(self) -> None:
         weekend = item("* * * * 5-6")
         assert [weekend.matches(utc(2030, 1, day)) for day in range(6, 13)] == [False] * 5 + [True] * 2
 
-    def test_if_both_kinds_of_days_are_restricted_either_will_do(self) -> None:
+    def test_either_kind_of_day_matches_if_both_are_restricted(self) -> None:
         both = item("0 12 13 * 5")
         assert both.matches(utc(2030, 9, 13, 12)), "a Friday, and the 13th"
         assert both.matches(utc(2030, 9, 6, 12)), "a Friday"
         assert both.matches(utc(2030, 10, 13, 12)), "the 13th"
         assert not both.matches(utc(2030, 10, 14, 12))
-        assert not both.matches(utc(2030, 9, 13, 11)), "the rest must match still"
+        assert not both.matches(utc(2030, 9, 13, 11)), "the other fields must still match"
         assert not item("0 12 13 1 5").matches(utc(2030, 9, 13, 12))
 
-    def test_if_one_is_restricted_that_one_counts(self) -> None:
+    def test_only_the_restricted_kind_of_day_counts(self) -> None:
         assert not item("0 12 13 * *").matches(utc(2030, 9, 6, 12))
         assert not item("0 12 * * 5").matches(utc(2030, 10, 13, 12))
-        assert not item("0 12 13 * 0-6").matches(utc(2030, 9, 6, 12)), "all days are no restriction"
+        assert not item("0 12 13 * 0-6").matches(utc(2030, 9, 6, 12)), "all weekdays do not restrict"
 
-    def test_seconds_do_not_count(self) -> None:
+    def test_seconds_are_ignored(self) -> None:
         assert item("5 8 * * *").matches(datetime(2030, 1, 1, 8, 5, 59, 999_999, UTC))
 
-    def test_a_moment_of_another_zone_is_converted(self) -> None:
+    def test_time_in_another_zone_is_converted(self) -> None:
         assert item("0 8 * * *").matches(datetime(2030, 1, 1, 9, tzinfo=ZoneInfo("Europe/Paris")))
 
-    def test_a_moment_without_a_zone_is_taken_for_utc(self) -> None:
+    def test_time_without_a_zone_is_utc(self) -> None:
         assert item("0 8 * * *").matches(datetime(2030, 1, 1, 8))  # noqa: DTZ001
         assert item("0 8 * * *", "Europe/Paris").matches(datetime(2030, 1, 1, 7))  # noqa: DTZ001
 
-    def test_a_predicate_is_asked_with_the_time_of_its_zone(self) -> None:
-        asked: list[datetime] = []
+    def test_predicate_is_called_with_the_time_in_its_zone(self) -> None:
+        received: list[datetime] = []
 
-        def in_an_odd_hour(at: datetime) -> bool:
-            asked.append(at)
+        def is_odd_hour(at: datetime) -> bool:
+            received.append(at)
             return at.hour % 2 == 1 and at.minute == 0
 
-        odd = CronItem("t", in_an_odd_hour, tz="Asia/Kolkata")
+        odd = CronItem("t", is_odd_hour, tz="Asia/Kolkata")
         assert odd.matches(utc(2030, 1, 1, 1, 30))
-        assert [f"{at:%H:%M %Z}" for at in asked] == ["07:00 IST"]
+        assert [f"{at:%H:%M %Z}" for at in received] == ["07:00 IST"]
         assert odd.next_after(utc(2030, 1, 1, 2, 29)) == utc(2030, 1, 1, 3, 30)
 
-    def test_a_predicate_that_is_never_true_is_given_up_after_a_year(self) -> None:
+    def test_search_for_a_matching_predicate_ends_after_a_year(self) -> None:
         assert CronItem("t", lambda _: False).next_after(utc(2030, 1, 1)) is None
 
 
-class TestTheNext:
-    def test_it_is_after_the_moment_even_if_that_one_fits(self) -> None:
+class TestNextOccurrence:
+    def test_next_occurrence_is_after_the_given_time_even_if_that_matches(self) -> None:
         assert item("0 8 * * *").next_after(utc(2030, 1, 1, 8)) == utc(2030, 1, 2, 8)
         assert item("0 8 * * *").next_after(utc(2030, 1, 1, 7, 59, 59)) == utc(2030, 1, 1, 8)
 
-    def test_29_february_may_be_eight_years_away_and_is_found_at_once(self) -> None:
-        begun = time.process_time()
+    def test_29_february_eight_years_away_is_found_quickly(self) -> None:
+        started = time.process_time()
         assert item("59 23 29 2 *").next_after(utc(2096, 3, 1)) == utc(2104, 2, 29, 23, 59)
         paris = item("59 23 29 2 *", "Europe/Paris").next_after(utc(2096, 3, 1))
         assert paris == utc(2104, 2, 29, 22, 59)
-        # Minutes would be millions; this is no measurement, it only tells one from the other.
-        assert time.process_time() - begun < 2
+        # A search minute by minute would visit millions. This limit only excludes such a search.
+        assert time.process_time() - started < 2
 
     @pytest.mark.parametrize("tz", [None, "Europe/Paris"])
-    def test_31_february_never_comes(self, tz: str | None) -> None:
+    def test_31_february_never_occurs(self, tz: str | None) -> None:
         never = item("0 0 31 2 *", tz)
         assert never.next_after(utc(2030, 1, 1)) is None
         assert list(never.occurrences(utc(2030, 1, 1), utc(2040, 1, 1))) == []
 
     @pytest.mark.parametrize("tz", [None, "Europe/Paris", "America/New_York"])
-    def test_there_are_no_dates_after_the_last_one(self, tz: str | None) -> None:
+    def test_nothing_occurs_after_the_last_date(self, tz: str | None) -> None:
         assert item("0 0 1 1 *", tz).next_after(utc(9999, 6, 1)) is None
         assert item("* * * * *", tz).next_after(utc(9999, 12, 31, 23, 59)) is None
 
-    def test_minutes_of_a_century_ago_are_whole_in_utc_too(self) -> None:
+    def test_occurrence_at_an_offset_with_seconds_is_a_whole_minute_in_utc(self) -> None:
         at = item("0 12 * * *", "Europe/Amsterdam").next_after(utc(1930, 1, 1))
-        assert at == utc(1930, 1, 1, 11, 41), "their clocks were 19 minutes and 32 seconds ahead"
+        assert at == utc(1930, 1, 1, 11, 41), "clocks there were 19 minutes and 32 seconds ahead"
         assert item("0 12 * * *", "Europe/Amsterdam").matches(at)
 
 
-class TestChangingClocks:
-    """Europe/Paris: on 31 March 2030 02:00 is followed by 03:00; on 27 October 02:59 by 02:00."""
+class TestDaylightSavingTime:
+    """In Europe/Paris, 02:00 is followed by 03:00 on 31 March 2030, and 02:59 by 02:00 on 27 October."""
 
     SPRING, AUTUMN = utc(2030, 3, 30, 23), utc(2030, 10, 26, 22)
 
-    def test_a_time_that_does_not_exist_runs_once_right_after_the_gap(self) -> None:
-        assert walls("30 2 * * *", "Europe/Paris", self.SPRING) == ["03:00+0200"]
-        assert walls("*/10 2 * * *", "Europe/Paris", self.SPRING) == ["03:00+0200"]
-        assert walls("30 1-4 * * *", "Europe/Paris", self.SPRING) == [
+    def test_skipped_time_runs_once_right_after_the_gap(self) -> None:
+        assert local_times("30 2 * * *", "Europe/Paris", self.SPRING) == ["03:00+0200"]
+        assert local_times("*/10 2 * * *", "Europe/Paris", self.SPRING) == ["03:00+0200"]
+        assert local_times("30 1-4 * * *", "Europe/Paris", self.SPRING) == [
             *("01:30+0100", "03:00+0200", "03:30+0200", "04:30+0200"),
         ]
-        assert walls("0 */2 * * *", "Europe/Paris", self.SPRING)[:3] == [
+        assert local_times("0 */2 * * *", "Europe/Paris", self.SPRING)[:3] == [
             "00:00+0100",
             "03:00+0200",
             "04:00+0200",
         ]
 
-    def test_if_it_is_due_right_after_the_gap_anyway_it_still_runs_once(self) -> None:
-        assert walls("0 2,3 * * *", "Europe/Paris", self.SPRING) == ["03:00+0200"]
+    def test_skipped_time_and_the_time_after_the_gap_run_once(self) -> None:
+        assert local_times("0 2,3 * * *", "Europe/Paris", self.SPRING) == ["03:00+0200"]
 
-    def test_a_time_that_exists_twice_runs_once_the_first_time(self) -> None:
-        assert walls("30 2 * * *", "Europe/Paris", self.AUTUMN) == ["02:30+0200"]
-        assert walls("0 1-3 * * *", "Europe/Paris", self.AUTUMN) == ["01:00+0200", "02:00+0200", "03:00+0100"]
+    def test_repeated_time_runs_only_the_first_time(self) -> None:
+        assert local_times("30 2 * * *", "Europe/Paris", self.AUTUMN) == ["02:30+0200"]
+        assert local_times("0 1-3 * * *", "Europe/Paris", self.AUTUMN) == [
+            "01:00+0200",
+            "02:00+0200",
+            "03:00+0100",
+        ]
 
     @pytest.mark.parametrize(("start", "hours"), [(SPRING, 23), (AUTUMN, 25)])
-    def test_what_runs_in_every_hour_goes_by_real_time(self, start: datetime, hours: int) -> None:
+    def test_hourly_pattern_runs_every_real_hour(self, start: datetime, hours: int) -> None:
         for pattern in ("30 * * * *", "30 0-23 * * *"):
             found = list(item(pattern, "Europe/Paris").occurrences(start, start + hours * HOUR))
             assert [at - start for at in found] == [HOUR * n + 30 * MINUTE for n in range(hours)]
         fives = item("*/5 * * * *", "Europe/Paris").occurrences(start, start + hours * HOUR)
         assert [at - start for at in fives] == [MINUTE * 5 * n for n in range(1, hours * 12 + 1)]
 
-    def test_a_zone_that_changes_by_half_an_hour(self) -> None:
+    def test_time_within_a_half_hour_clock_change_runs_once(self) -> None:
         # Lord Howe, 6 October 2030: 02:00 is followed by 02:30. 7 April: 01:59 by 01:30.
-        assert walls("15 2 * * *", "Australia/Lord_Howe", utc(2030, 10, 5, 13)) == ["02:30+1100"]
-        assert walls("45 1 * * *", "Australia/Lord_Howe", utc(2030, 4, 6, 13)) == ["01:45+1100"]
+        assert local_times("15 2 * * *", "Australia/Lord_Howe", utc(2030, 10, 5, 13)) == ["02:30+1100"]
+        assert local_times("45 1 * * *", "Australia/Lord_Howe", utc(2030, 4, 6, 13)) == ["01:45+1100"]
 
-    def test_a_zone_that_changes_at_midnight(self) -> None:
+    def test_time_skipped_or_repeated_at_midnight_runs_once(self) -> None:
         # São Paulo, 4 November 2018: Saturday 23:59 is followed by Sunday 01:00.
-        assert walls("0 0 * * *", "America/Sao_Paulo", utc(2018, 11, 4, 2)) == ["01:00-0200"]
+        assert local_times("0 0 * * *", "America/Sao_Paulo", utc(2018, 11, 4, 2)) == ["01:00-0200"]
         # Saturday's 23:30 came twice on 17 February.
         found = item("30 23 * * 6", "America/Sao_Paulo").occurrences(utc(2018, 2, 17), utc(2018, 2, 19))
         assert list(found) == [utc(2018, 2, 18, 1, 30)]
 
-    def test_a_whole_day_that_does_not_exist(self) -> None:
+    def test_times_of_a_skipped_day_run_once_after_it(self) -> None:
         # Samoa went from Thursday 29 to Saturday 31 December 2011.
         found = item("0 8 * * *", "Pacific/Apia").occurrences(utc(2011, 12, 29), utc(2011, 12, 31))
         shown = [f"{at.astimezone(ZoneInfo('Pacific/Apia')):%d. %H:%M}" for at in found]
@@ -164,37 +167,33 @@ class TestChangingClocks:
         shown = [f"{at.astimezone(ZoneInfo('Pacific/Apia')):%d. %H:%M}" for at in fridays]
         assert shown == ["31. 00:00", "06. 08:00"]
 
-    def test_matches_says_the_same(self) -> None:
+    def test_matches_agrees_with_occurrences_around_clock_changes(self) -> None:
         half_past_two = item("30 2 * * *", "Europe/Paris")
         assert half_past_two.matches(utc(2030, 3, 31, 1))
         assert half_past_two.matches(utc(2030, 10, 27, 0, 30))
         assert not half_past_two.matches(utc(2030, 10, 27, 1, 30))
 
 
-class TestZones:
-    def test_a_name_that_is_none(self) -> None:
-        with pytest.raises(
-            ConfigurationError, match=r"'t': There is no time zone 'Europe/Pariss'; did you mean"
-        ):
+class TestTimeZones:
+    def test_unknown_time_zone_is_rejected_with_a_hint(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"'t': .*'Europe/Pariss'.*Europe/Paris\?"):
             item("* * * * *", "Europe/Pariss")
-        with pytest.raises(
-            ConfigurationError, match="There is no time zone 'XYZ'; names are those of the IANA"
-        ):
+        with pytest.raises(ConfigurationError, match=r"'XYZ'.*IANA"):
             item("* * * * *", "XYZ")
 
-    def test_a_machine_without_zones(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_time_zone_database_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def missing(key: str) -> ZoneInfo:
             raise zoneinfo.ZoneInfoNotFoundError(key)
 
         monkeypatch.setattr(zoneinfo, "ZoneInfo", missing)
         monkeypatch.setattr(zoneinfo, "available_timezones", set)
-        with pytest.raises(ConfigurationError, match=r"has no time zone database.*pip install tzdata"):
+        with pytest.raises(ConfigurationError, match="pip install tzdata"):
             item("* * * * *", "Europe/Paris")
         assert item("0 8 * * *", "UTC").matches(utc(2030, 1, 1, 8))
 
 
 class Fields(NamedTuple):
-    """A pattern, and what it means, without our parser."""
+    """A pattern and the values that it matches, independent of the parser under test."""
 
     minutes: set[int]
     hours: set[int]
@@ -217,13 +216,20 @@ class Fields(NamedTuple):
         )
 
 
-def some(first: int, last: int) -> st.SearchStrategy[set[int]]:
+def field_values(first: int, last: int) -> st.SearchStrategy[set[int]]:
     everything = st.just(set(range(first, last + 1)))
     return everything | st.sets(st.integers(first, last), min_size=1, max_size=4)
 
 
-FIELDS = st.builds(Fields, some(0, 59), some(0, 23), some(1, 31), some(1, 12), some(0, 6))
-# Soon before clocks are changed there, or dates skipped.
+FIELDS = st.builds(
+    Fields,
+    field_values(0, 59),
+    field_values(0, 23),
+    field_values(1, 31),
+    field_values(1, 12),
+    field_values(0, 6),
+)
+# Times shortly before a clock change or a skipped date in each zone.
 CHANGES = st.sampled_from(
     [
         *(("Europe/Paris", utc(2030, 3, 30, 20)), ("Europe/Paris", utc(2030, 10, 26, 20))),
@@ -238,7 +244,7 @@ CHANGES = st.sampled_from(
 
 
 def fires(fields: Fields, zone: ZoneInfo, at: datetime) -> bool:
-    """The rule, minute by minute, and without any cleverness."""
+    """Return whether a pattern fires in this minute, by a simple implementation of the rule."""
     wall = at.astimezone(zone).replace(tzinfo=None)
     if len(fields.hours) == 24:
         return fields.fit(wall)
@@ -252,7 +258,9 @@ def fires(fields: Fields, zone: ZoneInfo, at: datetime) -> bool:
 
 class TestAgainstBruteForce:
     @given(FIELDS, CHANGES, st.integers(0, 8 * 60))
-    def test_around_changes_of_clocks(self, fields: Fields, change: tuple[str, datetime], later: int) -> None:
+    def test_occurrences_around_clock_changes_match_brute_force(
+        self, fields: Fields, change: tuple[str, datetime], later: int
+    ) -> None:
         tz, start = change
         start += later * MINUTE
         end = start + 20 * HOUR
@@ -269,13 +277,16 @@ class TestAgainstBruteForce:
             at for at in (start + MINUTE * n for n in range(1, 20 * 60 + 1)) if cron.matches(at)
         ] == expected
 
+    @pytest.mark.slow
     @given(
         FIELDS,
         st.sampled_from([2024, 2025, 2028, 2096, 2100, 2104]),
         st.integers(0, 6 * 24 * 60),
     )
     @example(Fields({0}, {0}, {29}, {2}, set(range(7))), 2096, 0)
-    def test_around_the_end_of_february(self, fields: Fields, year: int, later: int) -> None:
+    def test_occurrences_around_the_end_of_february_match_brute_force(
+        self, fields: Fields, year: int, later: int
+    ) -> None:
         start = utc(year, 2, 24) + later * MINUTE
         minutes = (start + MINUTE * n for n in range(1, 10 * 24 * 60))
         expected = list(islice(filter(fields.fit, minutes), 100))
@@ -283,8 +294,8 @@ class TestAgainstBruteForce:
         assert list(islice(found, 100)) == expected
 
     @given(FIELDS, st.datetimes(datetime(1990, 1, 1), datetime(2110, 1, 1)))  # noqa: DTZ001
-    def test_none_is_left_out_between_a_moment_and_the_next(self, fields: Fields, moment: datetime) -> None:
-        """By days, for years are too many minutes."""
+    def test_next_after_skips_no_occurrence(self, fields: Fields, moment: datetime) -> None:
+        """Compare days, because years have too many minutes."""
         following = item(fields.pattern).next_after(moment)
         noon = fields._replace(minutes={0}, hours={12})
         days = (moment.replace(hour=12, minute=0) + DAY * n for n in range(1, 366 * 9))

@@ -1,19 +1,21 @@
-"""The examples of the documentation do what the text says."""
+"""The examples in the documentation run and do what the text says."""
 
 from __future__ import annotations
 
 import asyncio
 import doctest
 import importlib
-import inspect
 import json
 import math
+import os
 import pkgutil
 import re
 import signal
 import subprocess
 import sys
-from datetime import timedelta
+import textwrap
+from datetime import UTC, datetime, timedelta
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -21,9 +23,10 @@ import asyncpg
 import pytest
 
 import graphile_worker
-from graphile_worker import JobSpec, WorkerInfo, WorkerUtils
-from support.jobs import lock, one
-from support.pages import Page, python_blocks
+from graphile_worker import JobSpec, JobState, WorkerInfo, WorkerUtils
+from graphile_worker._worker.run_options import RunOptions
+from support.jobs import fetch_one, lock
+from support.pages import RECOVERY_OPTIONS, Page, python_blocks
 from support.postgres import ROOT
 from support.waiting import until
 
@@ -31,14 +34,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-SQL_GUIDE = ROOT / "docs" / "sql.md"
+    from graphile_worker import App, Job
+
+QUICKSTART = ROOT / "docs" / "getting-started" / "quickstart.md"
+SQL_GUIDE = ROOT / "docs" / "guides" / "sql.md"
 
 
 def sections(page: Path) -> Iterator[tuple[str, list[str]]]:
-    """The headings of a page, each with its SQL examples."""
-    for part in page.read_text().split("\n## ")[1:]:
+    """Yield each heading of a page with its SQL examples; "intro" stands for the text before the first."""
+    for part in ("intro" + page.read_text()).split("\n## "):
         heading, _, text = part.partition("\n")
-        yield heading, re.findall(r"```sql\n(.*?)```", text, re.DOTALL)
+        yield heading.partition("# ")[0], re.findall(r"```sql\n(.*?)```", text, re.DOTALL)
 
 
 async def payloads(db: asyncpg.Connection, task: str) -> list[object]:
@@ -51,8 +57,8 @@ async def payloads(db: asyncpg.Connection, task: str) -> list[object]:
     return [json.loads(row["payload"]) for row in rows]
 
 
-async def test_the_sql_guide(db: asyncpg.Connection) -> None:
-    # Roles belong to the whole server, so this test's has a name of its own.
+async def test_sql_guide_examples_run(db: asyncpg.Connection) -> None:
+    # Roles belong to the whole server, so this test needs a unique role name.
     clerk = f"clerk_{uuid4().hex}"
     guide = {
         heading: [text.replace("clerk", clerk) for text in texts] for heading, texts in sections(SQL_GUIDE)
@@ -60,7 +66,7 @@ async def test_the_sql_guide(db: asyncpg.Connection) -> None:
     run: list[str] = []
 
     async def examples(heading: str) -> list[list[Any]]:
-        """Run the examples of a section; what the statements returned that asked for something."""
+        """Run the examples of a section and return their rows."""
         run.append(heading)
         return [
             await db.fetch(text) if text.count(";\n") == 1 else [await db.execute(text)]
@@ -68,24 +74,25 @@ async def test_the_sql_guide(db: asyncpg.Connection) -> None:
         ]
 
     try:
-        await examples("Adding a job")
+        await examples("intro")
+        await examples("Add a job")
         assert await payloads(db, "send_email") == [
             {"to": "ann@example.com"},
             {"to": "bob@example.com"},
         ]
-        image = await one(db, "select * from graphile_worker.jobs where priority = -10")
+        image = await fetch_one(db, "select * from graphile_worker.jobs where priority = -10")
         assert (image["task_identifier"], image["queue_name"]) == ("resize_image", "images")
 
-        assert len(await examples("Later")) == 3
+        assert len(await examples("Run a job later")) == 3
         waits = await db.fetch(
             "select run_at - created_at as wait from graphile_worker.jobs where task_identifier = 'remind'"
         )
         assert [row["wait"].total_seconds() for row in waits] == [9000.0]
 
-        [newsletters] = await examples("Many at once")
+        [newsletters] = await examples("Add many jobs")
         assert [json.loads(row["payload"])["reader"] for row in newsletters] == list(range(1, 101))
 
-        await examples("From a trigger")
+        await examples("Add jobs from a trigger")
         assert await payloads(db, "welcome") == [{"user": 1}]
 
         await examples("One trigger function for many tables")
@@ -95,7 +102,7 @@ async def test_the_sql_guide(db: asyncpg.Connection) -> None:
             {"schema": "public", "table": "users", "operation": "DELETE", "id": 1}
         ]
 
-        await examples("For a role with fewer rights")
+        await examples("Restricted roles")
         assert await payloads(db, "report") == [{"month": "2030-01-01", "asked_by": "postgres"}]
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await db.execute(f"set role {clerk}; select graphile_worker.add_job('report')")
@@ -104,7 +111,7 @@ async def test_the_sql_guide(db: asyncpg.Connection) -> None:
         await examples("Security")
         assert await db.fetchval("select count(*) from audited_jobs") == 1
 
-        jobs, states = await examples("Looking")
+        jobs, states = await examples("Query jobs")
         assert len(jobs) == 20
         assert ("send_newsletter", "scheduled", 100) in {tuple(row) for row in states}
 
@@ -112,39 +119,34 @@ async def test_the_sql_guide(db: asyncpg.Connection) -> None:
             "update graphile_worker._private_jobs set locked_by = $1, locked_at = now() where id = 4",
             "pool-0123456789abcdef01",
         )
-        completed, failed, again, _ = await examples("Administering")
+        completed, failed, again, _ = await examples("Change jobs")
         assert [row["id"] for row in completed] == [1, 2]
         assert [row["id"] for row in failed + again] == [3, 3]
         assert await db.fetchval("select count(*) from graphile_worker.jobs where locked_by is not null") == 0
 
-        await examples("Uninstalling")
+        await examples("Uninstall")
         assert await db.fetchval("select to_regnamespace('graphile_worker')") is None
     finally:
         await db.execute(f"reset role; drop owned by {clerk}; drop role {clerk}")
     assert run == list(guide), "a section has no test"
 
 
-async def test_the_page_on_enqueueing(db: asyncpg.Connection, database: str) -> None:
+async def test_enqueueing_guide_examples_run(db: asyncpg.Connection, database: str) -> None:
     await db.execute("create table users (id int generated always as identity, email text)")
-    page = Page("enqueueing.md", dsn=database)
+    page = Page("guides/enqueueing.md", dsn=database)
     names = await page.run()
     async with names["app"] as app:
-        receipts = await app.utils.list_jobs(task="send_receipt")
-        assert [job.payload["order"] for job in receipts] == [7, 8, 9, 10, 11]
-        assert (receipts[1].priority, receipts[1].max_attempts) == (-10, 5)
+        await check_enqueueing_with_an_app(page, app, db)
+        await asyncio.to_thread(app.close_sync)
     names = await page.run()
-    assert names["job"].payload == {"to": "ann@example.com"}
+    assert (names["job"].payload, names["job"].priority) == ({"to": "ann@example.com"}, -10)
     async with WorkerUtils(dsn=database) as utils:
         names["utils"] = utils
-        await page.run(2)
-        [image] = await utils.list_jobs(task="resize_image")
-        assert (image.queue_name, image.priority, image.max_attempts) == ("images", -10, 5)
         await page.run()
-        assert {job.run_at.year for job in await utils.list_jobs(task="remind")} >= {2030}
-        names = await page.run()
-        await names["connection"].close()
-        [welcome] = await utils.list_jobs(task="welcome")
-        assert welcome.payload == {"user": 1}
+        assert [job.payload["to"] for job in await utils.list_jobs(task="send_email")] == [
+            "ann@example.com",
+            "bob@example.com",
+        ]
         names = await page.run()
         assert [job.payload["reader"] for job in names["jobs"]] == list(range(1000))
         names = await page.run()
@@ -152,9 +154,50 @@ async def test_the_page_on_enqueueing(db: asyncpg.Connection, database: str) -> 
     page.assert_done()
 
 
-async def test_the_page_on_job_keys(database: str) -> None:
+async def check_enqueueing_with_an_app(page: Page, app: App, db: asyncpg.Connection) -> None:
+    async def receipts() -> list[Job]:
+        return await app.utils.list_jobs(task="send_receipt")
+
+    [first] = await receipts()
+    assert (first.payload, first.max_attempts) == ({"order": 7}, 5)
+    await page.run()
+    [image] = await app.utils.list_jobs(task="resize_image")
+    assert (image.queue_name, image.priority, image.max_attempts) == ("images", -10, 5)
+    assert image.flags == {"needs-gpu", "timeout:60"}
+
+    await page.run()
+    soon, later, fixed, text = (await receipts())[1:]
+    assert soon.run_at - soon.created_at == timedelta(seconds=90)
+    assert (later.run_at - later.created_at, later.priority) == (timedelta(hours=2), -10)
+    assert fixed.run_at == text.run_at == datetime(2030, 1, 1, 8, tzinfo=UTC)
+    assert {job.state for job in (soon, later, fixed, text)} == {JobState.SCHEDULED}
+
+    names = await page.run()
+    await names["connection"].close()
+    [welcome] = await app.utils.list_jobs(task="welcome")
+    assert (welcome.payload, welcome.queue_name) == ({"user": 1}, "mail")
+    assert await db.fetchval("select email from users where id = 1") == "cleo@example.com"
+
+    names = await page.run()
+    assert [job.payload["order"] for job in await receipts()] == list(range(7, 16))
+    assert [job.payload for job in names["jobs"]] == [{"order": 15}, {"image": 18}]
+    assert names["jobs"][1].priority == 3
+
+    await page.run()
+    assert ((await receipts())[-1].payload, (await receipts())[-1].max_attempts) == ({"order": 16}, 5)
+    [foreign] = await app.utils.list_jobs(task="made/by/node")
+    assert (foreign.payload, foreign.queue_name) == ({"anything": [1, 2]}, "node")
+
+    names = await page.run()
+    assert re.fullmatch(r"Added job \d+", await asyncio.to_thread(names["view"], None))
+    with pytest.raises(graphile_worker.ConfigurationError, match="event loop"):
+        names["view"](None)
+    assert (await receipts())[-1].payload == {"order": 17}
+
+
+async def test_job_keys_guide_examples_run(database: str) -> None:
     async with WorkerUtils(dsn=database) as utils:
-        page = Page("job-keys.md", utils=utils, dsn=database)
+        page = Page("guides/job-keys.md", utils=utils, dsn=database)
         await page.run()
         [debounced] = await utils.list_jobs(task="reindex")
         assert debounced.run_at - debounced.updated_at == timedelta(minutes=1)
@@ -164,8 +207,17 @@ async def test_the_page_on_job_keys(database: str) -> None:
         assert throttled.run_at - throttled.created_at == timedelta(minutes=1)
         assert throttled.payload == {"change": 2}
         names = await page.run()
-        assert (names["job"].key, names["other"].key) == ("render:7", "render:7:dark")
-        assert (await names["render"].using(job_key=None).enqueue(7)).key is None
+        job, same, other, without = (names[name] for name in ("job", "same", "other", "without"))
+        assert (job.key, other.key, without.key) == ("render:7", "render:7:dark", None)
+        assert job.id == same.id != other.id != without.id
+        assert (same.payload, same.run_at) == ({"article": 7, "theme": "dark"}, job.run_at)
+        digest = (await page.run())["digest"]
+        assert digest.spec("ann@example.com", "Hello").job_key is None
+        assert digest.spec(to="Ann@Example.org", text="Hello").job_key == "digest:ann@example.org"
+        await page.run()
+        [report] = await utils.list_jobs(task="report")
+        assert (report.key, report.revision) == ("report:monday", 1)
+        assert report.run_at - report.updated_at == timedelta(seconds=30)
         await names["app"].close()
         names = await page.run()
         assert names["removed"].key == "remind:5"
@@ -173,8 +225,8 @@ async def test_the_page_on_job_keys(database: str) -> None:
         page.assert_done()
 
 
-async def test_the_page_on_reliability(database: str) -> None:
-    page = Page("reliability.md", dsn=database, tasks={"hello": print})
+async def test_reliability_page_examples_run(database: str) -> None:
+    page = Page("production/reliability.md", dsn=database, tasks={"hello": print})
     names = await page.run()
     await names["runner"].stop()
     decide, worker = names["on_recovery"], WorkerInfo(id="w", host="web-1", pid=7)
@@ -186,18 +238,17 @@ async def test_the_page_on_reliability(database: str) -> None:
     page.assert_done()
 
 
-def test_the_page_on_reliability_has_every_setting() -> None:
-    text = (ROOT / "docs" / "reliability.md").read_text()
-    before = inspect.signature(graphile_worker.run).parameters
-    about = [*before][[*before].index("recovery") : [*before].index("on_invalid_payload")]
-    assert [name for name in about if f"| `{name}` |" not in text] == []
+def test_reliability_page_lists_every_recovery_option() -> None:
+    text = (ROOT / "docs" / "production" / "reliability.md").read_text()
+    assert {*RECOVERY_OPTIONS} <= {*RunOptions.__annotations__}
+    assert [name for name in RECOVERY_OPTIONS if f"| `{name}` |" not in text] == []
 
 
-async def test_the_page_on_operations(
+async def test_maintenance_page_examples_run(
     db: asyncpg.Connection, database: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with WorkerUtils(dsn=database) as utils:
-        page = Page("operations.md", utils=utils)
+        page = Page("production/maintenance.md", utils=utils)
         jobs = await utils.add_jobs(JobSpec("send_email", n, queue_name="q") for n in range(150))
         await utils.permanently_fail_jobs([job.id for job in jobs], "oops")
         await page.run(2)
@@ -208,11 +259,11 @@ async def test_the_page_on_operations(
         assert capsys.readouterr().out.endswith("\ncancelled\n")
         cancelled = await utils.get_job(id=page.names["job"].id)
         assert cancelled is not None
-        assert f"`{cancelled.last_error}`" in (ROOT / "docs" / "operations.md").read_text()
-        [held] = await utils.list_jobs(limit=1)
-        await lock(db, held.id, by="pool-0123456789abcdef01")
+        assert f"`{cancelled.last_error}`" in (ROOT / "docs" / "production" / "maintenance.md").read_text()
+        [locked_job] = await utils.list_jobs(limit=1)
+        await lock(db, locked_job.id, by="pool-0123456789abcdef01")
         await page.run()
-        assert "pool-0123456789abcdef01 node None None None 1" in capsys.readouterr().out
+        assert "pool-0123456789abcdef01 node None unknown None 1" in capsys.readouterr().out
         await page.run()
         assert (await utils.stats()).running == 0
         await page.run()
@@ -220,16 +271,21 @@ async def test_the_page_on_operations(
         page.assert_done()
 
 
-async def test_the_page_on_workers(
+async def test_running_workers_guide_examples_run(
     db: asyncpg.Connection, database: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await db.execute("create table users (id int primary key, welcomed boolean)")
     await db.execute("insert into users values (7), (8)")
     await db.execute("create table sent (at timestamptz)")
-    page = Page("workers.md", dsn=database)
+    page = Page("guides/running-workers.md", dsn=database)
+    names = await page.run()
+    assert "True\n" in capsys.readouterr().out
+    app = names["app"]
+    await app.run_once(handle_signals=False)
+
     names = await page.run(3)
     assert "Hello, Bobby Tables" in capsys.readouterr().out
-    assert names["drained"].failed == 0
+    assert names["summary"].failed == 0
 
     tasks = {"welcome": names["welcome"], "count_users": names["count_users"]}
     await db.execute("select graphile_worker.add_job('welcome', '{\"user\": 7}')")
@@ -239,45 +295,47 @@ async def test_the_page_on_workers(
     assert await payloads(db, "report") == [{"users": 2}]
     await db.execute("delete from graphile_worker._private_jobs")
 
-    # As many as are allowed were sent a moment ago, so nobody gets mail until they are old.
+    # The limit has just been reached, so no mail is sent until those rows are old.
     await db.execute("insert into sent select now() from generate_series(1, 100)")
     async with asyncpg.create_pool(database, min_size=0) as pool:
         names["pool"] = pool
         await page.run(2)
         runner = names["runner"]
-        asked = names["limit"].asked
-        await until(lambda: asked_again(names["limit"], asked), "the limit is asked again")
+        checked_at = names["rate_limit"].checked_at
+        await until(lambda: was_checked_again(names["rate_limit"], checked_at), "the limit is checked again")
         assert await db.fetchval("select count(*) from sent") == 100
         await db.execute("update sent set at = now() - interval '2 minutes'")
-        await until(lambda: db.fetchval("select count(*) = 101 from sent"), "it is sent")
+        await until(lambda: db.fetchval("select count(*) = 101 from sent"), "the mail is sent")
         await runner.stop()
 
     names = await page.run()
+    capsys.readouterr()
     async with names["lifespan"](None) as state:
         await names["greet"].enqueue("Ann")
-        await until(lambda: is_drained(state["runner"]), "the job runs in the server")
+        await until(lambda: ran_one_job(state["runner"]), "the job runs in the server")
     assert capsys.readouterr().out.endswith("Good morning, Ann\n")
+    await app.close()
     names = await page.run()
     worker = names["BackgroundWorker"]()
     worker.start()
     await asyncio.to_thread(worker.stop)
-    assert "basicConfig" in page.skip()  # it would change the logging of this run
+    assert "basicConfig" in page.skip()  # basicConfig would change the logging of this test run
     page.assert_done()
 
 
-async def asked_again(limit: Any, before: float) -> bool:
-    return bool(limit.asked > before)
+async def was_checked_again(limit: Any, before: float) -> bool:
+    return bool(limit.checked_at > before)
 
 
-async def is_drained(runner: graphile_worker.Runner) -> bool:
-    return runner.drained.done == 1
+async def ran_one_job(runner: graphile_worker.Runner) -> bool:
+    return runner.summary.succeeded == 1
 
 
-async def test_the_page_on_events(database: str, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_events_page_examples_run(database: str, capsys: pytest.CaptureFixture[str]) -> None:
     def hello(_payload: object) -> None:
         raise ValueError("no such name")
 
-    page = Page("events.md", dsn=database, tasks={"hello": hello, "nothing": id})
+    page = Page("reference/events.md", dsn=database, tasks={"hello": hello, "nothing": id})
     names = await page.run()
     await names["runner"].add_job("hello")
     await names["runner"].add_job("nothing")
@@ -291,20 +349,20 @@ async def has_two(items: list[Any]) -> bool:
     return len(items) == 2
 
 
-def test_the_page_on_events_names_every_event_and_its_fields() -> None:
-    text = (ROOT / "docs" / "events.md").read_text()
+def test_events_page_lists_every_event_and_its_fields() -> None:
+    text = (ROOT / "docs" / "reference" / "events.md").read_text()
     rows = re.findall(r"^\| (`[^|]+) \| ([^|]*)\|", text, re.MULTILINE)
-    told = {
+    documented = {
         name: re.findall(r"`([^`]+)`", re.sub(r"\(.*\)", "", fields))
         for names, fields in rows
         for name in re.findall(r"`([^`]+)`", names)
     }
     events = graphile_worker.events.EVENTS
-    assert told == {name: list(event.__struct_fields__) for name, event in events.items()}
+    assert documented == {name: list(event.__struct_fields__) for name, event in events.items()}
 
 
 def run_python(code: str, *arguments: str, cwd: Path | None = None) -> str:
-    """What a program of the documentation prints."""
+    """Run a program from the documentation and return its output."""
     done = subprocess.run(
         [sys.executable, *arguments, "-c", code], cwd=cwd, check=False, capture_output=True, text=True
     )
@@ -312,40 +370,80 @@ def run_python(code: str, *arguments: str, cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def test_the_program_in_the_readme(short_folder: Path) -> None:
-    _task, program = python_blocks(ROOT / "README.md")
+def test_readme_program_runs(short_folder: Path) -> None:
+    [program] = python_blocks(ROOT / "README.md")
     assert '"embedded:"' in program
-    code = program.replace("embedded:", f"embedded:{short_folder}")
-    command = [sys.executable, "-u", "-c", code]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    printed = run_python(program.replace("embedded:", f"embedded:{short_folder}"))
+    assert printed == "Welcome, ann@example.com\n"
+
+
+async def test_quickstart_examples_run(db: asyncpg.Connection, database: str, tmp_path: Path) -> None:
+    await db.execute("create table users (id int generated always as identity, email text)")
+    blocks = [textwrap.dedent(block) for block in python_blocks(QUICKSTART)]
+    on_loop, on_thread, enqueue, enqueue_sync, in_transaction, program = blocks
+    starter = files("graphile_worker.cli").joinpath("starter", "jobs.py.txt").read_text()
+    for task in (on_loop, on_thread):
+        jobs_py = f"{starter}\n\n{task}"
+        page = Page(blocks=[jobs_py, enqueue, in_transaction], connection=db, email="ann@example.com")
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("DATABASE_URL", database)
+            names = await page.run(3)
+            await asyncio.to_thread(exec, enqueue_sync, names)
+        async with names["app"] as app:
+            await asyncio.to_thread(app.close_sync)
+            jobs = await app.utils.list_jobs(task="send_welcome")
+            assert [job.payload["user"] for job in jobs] == [7, names["user"], 7]
+            (tmp_path / "jobs.py").write_text(jobs_py)
+            assert await asyncio.to_thread(run_until_ctrl_c, program, tmp_path, database) == [
+                *sorted(f"Welcome, user {job.payload['user']}" for job in jobs),
+                "Stopped",
+            ]
+
+
+def run_until_ctrl_c(program: str, folder: Path, dsn: str) -> list[str]:
+    """Run a worker until three jobs have printed, interrupt it, and return all printed lines."""
+    with subprocess.Popen(
+        [sys.executable, "-u", "-c", program],
+        cwd=folder,
+        env={**os.environ, "DATABASE_URL": dsn},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "Hello, Bobby Tables\n"
+        text = ""
+        while text.count("Welcome") < 3:  # two threads may print on one line
+            text += process.stdout.readline()
+        printed = sorted(re.findall(r"Welcome, user \d+", text))
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=30)
-    assert rest == "Stopped\n"
-    assert (process.returncode, errors) == (0, "")
+    assert process.returncode == 0, errors
+    assert "Worker connected" in errors
+    assert "Traceback" not in errors
+    return [*printed, *rest.splitlines()]
 
 
-def test_the_program_in_the_page_on_installing(database: str) -> None:
-    [program] = python_blocks(ROOT / "docs" / "installing.md")
+def test_install_page_program_runs(database: str) -> None:
+    [program] = python_blocks(ROOT / "docs" / "getting-started" / "install.md")
     assert run_python(program.replace("postgresql://me@localhost/mine", database)) == ""
 
 
-def test_the_program_in_the_page_on_the_embedded_server(short_folder: Path) -> None:
-    [program] = python_blocks(ROOT / "docs" / "embedded.md")
+def test_embedded_guide_program_prints_addresses_and_log(short_folder: Path) -> None:
+    [program] = python_blocks(ROOT / "docs" / "guides" / "embedded.md")
     printed = run_python(program.replace("./postgres", str(short_folder))).splitlines()
     assert [line.partition(":")[0] for line in printed[:2]] == ["postgresql", "postgresql"]
     assert printed[2] == str(short_folder / "run" / "server.log")
 
 
-def test_the_tests_in_the_page_on_testing(tmp_path: Path) -> None:
-    *examples, unit = python_blocks(ROOT / "docs" / "testing.md")
+@pytest.mark.slow
+def test_testing_guide_examples_pass_as_tests(tmp_path: Path) -> None:
+    *examples, unit = python_blocks(ROOT / "docs" / "guides" / "testing.md")
     (tmp_path / "test_mine.py").write_text("\n\n".join(examples))
     (tmp_path / "unit.py").write_text(unit)
     settings = ("-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function")
     for arguments, seen in (
         (["pytest", "-q", "-W", "error", *settings, "test_mine.py"], r"\b9 passed"),
-        # In between asyncio may say what took long: unittest has its debug mode on.
+        # unittest turns on the debug mode of asyncio, which may log slow callbacks in between.
         (["unittest", "-v", "unit"], r"(?s)^test_hello \(unit\.ShopTest\.test_hello\) .*\bok\n.*\nOK\n"),
     ):
         done = subprocess.run(
@@ -360,8 +458,8 @@ def test_the_tests_in_the_page_on_testing(tmp_path: Path) -> None:
         assert done.returncode == 0
 
 
-def test_the_table_of_delays_is_right() -> None:
-    text = (ROOT / "docs" / "operations.md").read_text()
+def test_maintenance_page_retry_delays_match_the_formula() -> None:
+    text = (ROOT / "docs" / "production" / "maintenance.md").read_text()
     shown = dict(re.findall(r"\| (\d+)(?: and more)? \| ([^|]+?) \|", text))
     assert len(shown) == 10
     units = {"h": 3600, "min": 60, "s": 1}
@@ -372,14 +470,21 @@ def test_the_table_of_delays_is_right() -> None:
 
 
 def public_modules() -> list[str]:
-    """Every module that a user may import."""
+    """Return the names of all modules that users may import."""
     found = pkgutil.walk_packages(graphile_worker.__path__, "graphile_worker.")
     names = [module.name for module in found if not re.search(r"\._|__main__|\.watcher$", module.name)]
     return ["graphile_worker", *names]
 
 
-@pytest.mark.parametrize("name", public_modules())
-def test_examples_in_docstrings(name: str, graphile_worker_dsn: str, short_folder: Path) -> None:
+def all_modules() -> list[str]:
+    """Return the names of all modules, private ones included."""
+    found = pkgutil.walk_packages(graphile_worker.__path__, "graphile_worker.")
+    return [module.name for module in found if not re.search(r"__main__|\.watcher$", module.name)]
+
+
+@pytest.mark.sample(60)
+@pytest.mark.parametrize("name", all_modules())
+def test_docstring_examples_pass(name: str, graphile_worker_dsn: str, short_folder: Path) -> None:
     module = importlib.import_module(name)
     result = doctest.testmod(module, extraglobs={"dsn": graphile_worker_dsn, "folder": short_folder})
     assert result.failed == 0
@@ -395,7 +500,7 @@ def test_every_public_name_has_a_docstring() -> None:
     assert not missing
 
 
-def test_links_between_pages_lead_somewhere() -> None:
+def test_links_between_pages_have_existing_targets() -> None:
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").glob("*.md")]
     broken = [
         f"{page.relative_to(ROOT)}: {target}"
@@ -406,7 +511,7 @@ def test_links_between_pages_lead_somewhere() -> None:
     assert not broken
 
 
-def test_links_lead_to_headings_that_are_there() -> None:
+def test_links_with_anchors_match_existing_headings() -> None:
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     broken = [
         f"{page.relative_to(ROOT)}: {target}#{anchor}"
@@ -418,8 +523,15 @@ def test_links_lead_to_headings_that_are_there() -> None:
 
 
 def _anchors(page: Path) -> set[str]:
-    """Of its headings, as GitHub makes them."""
-    headings = re.findall(
-        r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE
-    )
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    """Return the anchors of a page: its headings, as GitHub and the site render them, and its API names."""
+    text = page.read_text()
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    documented = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+    members = {f"{name}.{member}" for name in documented for member in dir(_documented(name))}
+    anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return anchors | {*documented} | members
+
+
+def _documented(name: str) -> object:
+    """Return the object that the API reference documents under that name."""
+    return pkgutil.resolve_name(name)

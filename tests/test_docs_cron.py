@@ -1,4 +1,4 @@
-"""The page on recurring tasks does what it says."""
+"""The examples in the guide on recurring tasks run and do what the text says."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from datetime import UTC, datetime
 import pytest
 
 from graphile_worker import CronItem, parse_crontab
-from graphile_worker.cli.schedules import _at
+from graphile_worker.cli.schedules import _format_run
 from support.pages import Page
 from support.postgres import ROOT
 
-PAGE = ROOT / "docs" / "cron.md"
+PAGE = ROOT / "docs" / "guides" / "cron.md"
 
 
 def texts() -> list[str]:
-    """What is shown as it is."""
+    """Return the blocks without a language: crontabs and output."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     return [text for language, text in blocks if not language]
 
 
-def test_it_shows_what_the_command_prints() -> None:
+def test_cron_guide_shows_the_output_of_cron_next() -> None:
     paris = CronItem("t", "30 2 * * *", tz="Europe/Paris")
     runs = paris.occurrences(datetime(2030, 3, 30, 12, tzinfo=UTC), datetime(2030, 4, 1, 12, tzinfo=UTC))
-    shown = "".join(f"{_at(paris, at)}\n" for at in runs)
+    shown = "".join(f"{_format_run(paris, at)}\n" for at in runs)
     assert f"--tz Europe/Paris -n 2\n{shown}```" in PAGE.read_text()
 
 
-async def test_the_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    page = Page("cron.md", dsn="postgresql://localhost/mine")
+async def test_cron_guide_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Page("guides/cron.md", dsn="postgresql://localhost/mine")
     names = await page.run()
     assert [(item.identifier, item.payload) for item in names["app"].cron.items] == [
         ("clean_up_more", {"days": 7}),
@@ -51,7 +51,7 @@ async def test_the_examples(capsys: pytest.CaptureFixture[str]) -> None:
     page.assert_done()
 
 
-def test_its_crontabs_are_good_ones() -> None:
+def test_cron_guide_crontabs_are_valid() -> None:
     plain, extended = (text for text in texts() if "clean_up" in text and "crontab:" not in text)
     assert [item.identifier for item in parse_crontab(plain)] == ["sync_orders", "clean_up", "morning"]
     assert [item.identifier for item in parse_crontab(extended, strict=None)] == [
@@ -59,12 +59,12 @@ def test_its_crontabs_are_good_ones() -> None:
     ]
 
 
-def test_it_names_every_option() -> None:
+def test_cron_guide_lists_every_crontab_option() -> None:
     named = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)
     with pytest.raises(
         Exception, match=r"expected id, fill, max, queue, jobKey, jobKeyMode or priority$"
-    ) as told:
+    ) as raised:
         parse_crontab("* * * * * t ?zzzz=1")
     for name in ("id", "fill", "max", "queue", "jobKey", "jobKeyMode", "priority"):
-        assert name in str(told.value)
+        assert name in str(raised.value)
         assert name in named

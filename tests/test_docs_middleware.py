@@ -1,4 +1,4 @@
-"""The page on middleware: its examples do what the text says."""
+"""The examples in the guide on middleware run and do what the text says."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def databases(graphile_worker_databases: Databases) -> Databases:
     return graphile_worker_databases
 
 
-async def test_its_examples(database: str, capsys: pytest.CaptureFixture[str]) -> None:
-    page = Page("middleware.md", dsn=database)
+async def test_middleware_guide_examples_run(database: str, capsys: pytest.CaptureFixture[str]) -> None:
+    page = Page("guides/middleware.md", dsn=database)
     names = await page.run()
     assert re.fullmatch(r"Hello, Ann\nhello took \d+ s\n", capsys.readouterr().out)
     await names["app"].close()
@@ -33,20 +33,21 @@ async def test_its_examples(database: str, capsys: pytest.CaptureFixture[str]) -
         app.task(_hello)
         await app.add_job("_hello")
         await app.add_job("_hello", flags=["urgent"])
-        assert await app.run_once() == (1, 0)
+        summary = await app.run_once()
+        assert (summary.succeeded, summary.failed) == (1, 0)
         [snoozed] = await app.utils.list_jobs()
         assert (snoozed.attempts, snoozed.last_error) == (0, "Snoozed for 600 s: maintenance")
         await app.utils.complete_jobs([snoozed.id])
 
     names = await page.run()
-    await check_tenants(database, names)
+    await check_tenant_middleware(database, names)
 
     names = await page.run()
-    quiet = names["Quiet"]()
-    for hour, room in ((0, 0), (5, 0), (6, None), (23, None)):
+    quiet = names["QuietHours"]()
+    for hour, limit in ((0, 0), (5, 0), (6, None), (23, None)):
         names["time"] = SimpleNamespace(localtime=lambda hour=hour: SimpleNamespace(tm_hour=hour))
-        assert quiet.room("newsletter", 0) == room
-        assert quiet.room("other", 0) is None
+        assert quiet.claim_limit("newsletter", 0) == limit
+        assert quiet.claim_limit("other", 0) is None
 
     names = await page.run()
     assert len(names["careful"].utils.middleware) == 0
@@ -57,7 +58,7 @@ async def test_its_examples(database: str, capsys: pytest.CaptureFixture[str]) -
 async def _hello() -> None: ...
 
 
-async def check_tenants(database: str, names: dict[str, Any]) -> None:
+async def check_tenant_middleware(database: str, names: dict[str, Any]) -> None:
     seen: list[Any] = []
     tenant = names["tenant"]
     async with App(database, middleware=[names["Tenant"]()]) as app:

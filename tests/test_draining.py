@@ -1,4 +1,4 @@
-"""`drain` runs what is due as a worker would, also inside of a transaction that is never committed."""
+"""`drain` runs due jobs as a worker does, even in a transaction that is never committed."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from graphile_worker import (
     JobSpec,
     Middleware,
     Retry,
+    RunSummary,
     Snooze,
     TaskTimeoutError,
     WorkerUtils,
 )
-from graphile_worker.testing import Clock, Databases, Summary, drain, enqueued, using
+from graphile_worker.testing import Clock, Databases, drain, enqueued, override
 from support import computing
 from support.jobs import AUTOCOMMITS
 
@@ -47,25 +48,25 @@ def databases(graphile_worker_databases: Databases) -> Databases:
 
 @pytest.fixture
 async def transaction(db: asyncpg.Connection) -> AsyncIterator[asyncpg.Connection]:
-    """A connection in a transaction that is rolled back."""
+    """Yield a connection in a transaction that is rolled back."""
     transaction = db.transaction()
     await transaction.start()
     yield db
     await transaction.rollback()
 
 
-async def jobs_seen_by_others(dsn: str) -> list[Job]:
+async def committed_jobs(dsn: str) -> list[Job]:
     async with WorkerUtils(dsn=dsn) as utils:
         return await utils.list_jobs()
 
 
 def make_app(dsn: str | None = None, *, retry: Any = None, **options: Any) -> tuple[App, list[Any]]:
-    """An app whose task notes what it was called with, and comes to what it is told to."""
-    app, said = App(dsn, **options), []
+    """Return an app and the list of its runs. The argument of its task chooses the outcome."""
+    app, ran = App(dsn, **options), []
 
     @app.task(retry=retry)
     async def act(what: str = "done", n: int = 0) -> None:
-        said.append((what, n) if n else what)
+        ran.append((what, n) if n else what)
         match what:
             case "raise":
                 raise ValueError("no")
@@ -78,21 +79,21 @@ def make_app(dsn: str | None = None, *, retry: Any = None, **options: Any) -> tu
             case "cancel":
                 raise Cancel("not wanted")
 
-    return app, said
+    return app, ran
 
 
-async def test_it_runs_what_is_due_and_says_what_became_of_it(database: str) -> None:
-    app, said = make_app(database, retry=timedelta(minutes=10))
+async def test_drain_runs_due_jobs_and_counts_their_outcomes(database: str) -> None:
+    app, ran = make_app(database, retry=timedelta(minutes=10))
     act = app.tasks["act"]
     async with app:
         whats = ["done", "raise", "fail", "retry", "snooze", "cancel", "done"]
         await act.enqueue_many([{"what": what} for what in whats])
         await act.using(run_at=timedelta(hours=1)).enqueue("later")
         summary = await drain(app)
-        assert summary == Summary(done=2, failed=3, snoozed=1, cancelled=1)
+        assert summary == RunSummary(succeeded=2, failed=3, snoozed=1, cancelled=1)
         assert [type(error) for error in summary.errors] == [ValueError, Fail, Retry]
-        assert said == whats
-        assert await drain(app) == Summary()
+        assert ran == whats
+        assert await drain(app) == RunSummary()
         states = {job.payload["what"]: (job.state, job.attempts) for job in await app.utils.list_jobs()}
     assert states == {
         "raise": ("scheduled", 1),
@@ -104,7 +105,7 @@ async def test_it_runs_what_is_due_and_says_what_became_of_it(database: str) -> 
     }
 
 
-async def test_a_job_that_closes_the_app_is_an_error_and_no_hang(database: str) -> None:
+async def test_drain_raises_if_a_job_closes_the_app(database: str) -> None:
     app = App(database)
 
     @app.task
@@ -119,39 +120,39 @@ async def test_a_job_that_closes_the_app_is_an_error_and_no_hang(database: str) 
     assert not limit.expired()
 
 
-async def test_jobs_that_jobs_add_run_too_and_other_tasks_do_not(database: str) -> None:
-    said: list[object] = []
+async def test_drain_runs_added_jobs_but_not_other_tasks(database: str) -> None:
+    ran: list[object] = []
 
     async def parent(payload: dict[str, int], ctx: JobContext) -> None:
-        said.append(payload["n"])
+        ran.append(payload["n"])
         if payload["n"]:
             await ctx.add_job("parent", {"n": payload["n"] - 1})
         await ctx.add_jobs([JobSpec("elsewhere")])
 
     async with WorkerUtils(database) as utils:
         await utils.add_job("parent", {"n": 2})
-        assert await drain({"parent": parent}, dsn=database) == Summary(done=3)
-        assert said == [2, 1, 0]
+        assert await drain({"parent": parent}, dsn=database) == RunSummary(succeeded=3)
+        assert ran == [2, 1, 0]
         assert len(await enqueued(utils, "elsewhere")) == 3
 
 
-async def test_by_priority_and_time_and_of_a_queue_one_after_the_other(database: str) -> None:
-    app, said = make_app(database)
+async def test_drain_orders_jobs_by_priority_then_run_at(database: str) -> None:
+    app, ran = make_app(database)
     act = app.tasks["act"]
     async with app:
-        places: list[dict[str, Any]] = [
+        job_options: list[dict[str, Any]] = [
             {"queue_name": "q"},
             {"queue_name": "q", "priority": -1},
             {"priority": -2},
         ]
-        for n, options in enumerate(places, 1):
+        for n, options in enumerate(job_options, 1):
             await act.using(**options).enqueue("done", n)
         await act.using(queue_name="q", run_at=timedelta(hours=-1)).enqueue("done", 4)
-        assert (await drain(app)).done == 4
-        assert [n for _, n in said] == [3, 2, 4, 1]
+        assert (await drain(app)).succeeded == 4
+        assert [n for _, n in ran] == [3, 2, 4, 1]
 
 
-async def test_a_failure_is_raised_if_asked_and_recorded_before(database: str) -> None:
+async def test_drain_with_raise_errors_raises_after_recording(database: str) -> None:
     error = ValueError("the very same")
 
     async def broken(_payload: object) -> None:
@@ -167,14 +168,14 @@ async def test_a_failure_is_raised_if_asked_and_recorded_before(database: str) -
     assert (second.last_error, second.attempts, second.locked_by) == (None, 0, None)
 
 
-async def test_what_is_no_failure_is_not_raised(database: str) -> None:
+async def test_drain_with_raise_errors_ignores_snoozes_and_cancellations(database: str) -> None:
     app, _ = make_app(database)
     async with app:
         await app.tasks["act"].enqueue_many([{"what": "snooze"}, {"what": "cancel"}])
-        assert await drain(app, raise_errors=True) == Summary(snoozed=1, cancelled=1)
+        assert await drain(app, raise_errors=True) == RunSummary(snoozed=1, cancelled=1)
 
 
-async def test_a_task_that_adds_itself_does_not_go_on_for_ever(database: str) -> None:
+async def test_drain_limit_stops_a_task_that_adds_itself(database: str) -> None:
     app = App(database)
     ran = []
 
@@ -185,21 +186,21 @@ async def test_a_task_that_adds_itself_does_not_go_on_for_ever(database: str) ->
 
     async with app:
         await again.enqueue()
-        with pytest.raises(AssertionError, match=r"5 jobs ran, and there are more that are due: .* 'again'"):
+        with pytest.raises(AssertionError, match=r"5 jobs ran, and more are due: .* 'again'"):
             await drain(app, limit=5)
         assert len(ran) == 5
         [left] = await enqueued(again)
         assert (left.attempts, left.locked_by) == (0, None)
 
 
-async def test_threads_timeouts_batches_keys_and_payloads_that_do_not_fit(database: str) -> None:
+async def test_drain_handles_threads_timeouts_batches_keys_and_invalid_payloads(database: str) -> None:
     app, later = App(database), timedelta(minutes=10)
     ran: list[Any] = []
 
     @app.task(retry=later)
     def on_thread(ctx: JobContext, n: int) -> None:
         ran.append((n, threading.current_thread() is threading.main_thread()))
-        ctx.blocking(ctx.add_job("index", [f"from {n}"]))
+        ctx.run_sync(ctx.add_job("index", [f"from {n}"]))
 
     @app.task(timeout=0.01, retry=later)
     async def slow() -> None:
@@ -217,9 +218,11 @@ async def test_threads_timeouts_batches_keys_and_payloads_that_do_not_fit(databa
         await slow.enqueue()
         await app.utils.add_job("on_thread", {"n": "one"})
         summary = await drain(app)
-        assert (summary.done, summary.failed) == (2, 3)
+        assert (summary.succeeded, summary.failed) == (2, 3)
         assert sorted(type(error).__name__ for error in summary.errors) == [
-            *("BatchError", "InvalidPayloadError", "TaskTimeoutError")
+            "BatchError",
+            "InvalidPayloadError",
+            "TaskTimeoutError",
         ]
         assert TaskTimeoutError in map(type, summary.errors)
         assert ran == [(1, False), (2, False), ["bad", "from 1", "from 2"]]
@@ -227,65 +230,72 @@ async def test_threads_timeouts_batches_keys_and_payloads_that_do_not_fit(databa
         assert left.payload == ["bad"]
 
 
-async def test_the_lifespan_is_opened_and_closed(database: str) -> None:
-    said = []
+async def test_drain_runs_the_lifespan(database: str) -> None:
+    ran = []
 
     @asynccontextmanager
     async def lifespan(_app: App) -> AsyncIterator[str]:
-        said.append("opened")
+        ran.append("opened")
         yield "state"
-        said.append("closed")
+        ran.append("closed")
 
     app = App(database, lifespan=lifespan)
 
     @app.task
     async def note(ctx: JobContext[str]) -> None:
-        said.append(ctx.state)
+        ran.append(ctx.state)
 
     async with app:
         await note.enqueue()
         await drain(app)
-    assert said == ["opened", "state", "closed"]
+    assert ran == ["opened", "state", "closed"]
 
 
-async def test_events_and_logs_are_those_of_a_worker(database: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_drain_emits_the_events_and_logs_of_a_worker(
+    database: str, caplog: pytest.LogCaptureFixture
+) -> None:
     app, _ = make_app(database)
-    heard = []
-    app.events.on("*", lambda event: heard.append(event.name))
+    events = []
+    app.events.on("*", lambda event: events.append(event.name))
     caplog.set_level(logging.INFO, logger="graphile_worker")
     async with app:
         await app.tasks["act"].enqueue_many([{}, {"what": "fail"}])
         await drain(app)
         await drain(app)
-    assert heard == [
-        *("job:start", "job:success", "job:complete"),
-        *("job:start", "job:error", "job:failed", "job:complete"),
+    assert events == [
+        "job:start",
+        "job:success",
+        "job:complete",
+        "job:start",
+        "job:error",
+        "job:failed",
+        "job:complete",
     ]
     assert [record.levelname for record in caplog.records] == ["INFO", "ERROR"]
 
 
-async def test_two_at_once_share_the_work(database: str) -> None:
-    app, said = make_app(database)
+async def test_concurrent_drains_share_the_jobs(database: str) -> None:
+    app, ran = make_app(database)
     async with app:
         await app.tasks["act"].enqueue_many([{"n": n} for n in range(1, 41)])
-        one, other = await asyncio.gather(drain(app), drain(app))
-        assert one.done + other.done == 40
-        assert len(set(said)) == len(said) == 40
+        first, second = await asyncio.gather(drain(app), drain(app))
+        assert first.succeeded + second.succeeded == 40
+        assert len(set(ran)) == len(ran) == 40
         assert await enqueued(app) == []
 
 
-async def test_who_stops_waiting_interrupts_the_job_which_is_given_back(database: str) -> None:
-    app, began = App(database), asyncio.Event()
+async def test_cancelled_drain_interrupts_and_releases_the_job(database: str) -> None:
+    app, started = App(database), asyncio.Event()
 
     @app.task
     async def endless() -> None:
-        began.set()
+        started.set()
         await asyncio.Event().wait()
 
     async with app:
         await endless.enqueue()
         draining = asyncio.create_task(drain(app))
-        await began.wait()
+        await started.wait()
         draining.cancel()
         with pytest.raises(asyncio.CancelledError):
             await draining
@@ -293,7 +303,7 @@ async def test_who_stops_waiting_interrupts_the_job_which_is_given_back(database
         assert (job.attempts, job.locked_by) == (0, None)
 
 
-async def test_what_cannot_be_stored_of_an_error_is_left_out(database: str) -> None:
+async def test_outcome_that_cannot_be_stored_is_recorded_without_details(database: str) -> None:
     async def odd(_payload: object) -> None:
         raise Retry(at=datetime.max.replace(tzinfo=UTC))
 
@@ -304,10 +314,10 @@ async def test_what_cannot_be_stored_of_an_error_is_left_out(database: str) -> N
         assert job.locked_by is None
 
 
-async def test_a_result_that_somebodys_transaction_does_not_let_us_record(
+async def test_drain_raises_if_another_transaction_keeps_the_job_row_locked(
     database: str, db: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("graphile_worker.testing.hands._BUSY", 0.05)
+    monkeypatch.setattr("graphile_worker.testing.single_job_worker._MAX_RECORD_WAIT", 0.05)
     transaction = db.transaction()
 
     async def locked(_payload: object) -> None:
@@ -316,12 +326,12 @@ async def test_a_result_that_somebodys_transaction_does_not_let_us_record(
 
     async with WorkerUtils(database) as utils:
         await utils.add_job("locked")
-    with pytest.raises(DatabaseError, match="What became of job 1 cannot be recorded: a transaction has"):
+    with pytest.raises(DatabaseError, match=r"outcome of job 1\b.*another transaction"):
         await drain({"locked": locked}, dsn=database)
     await transaction.rollback()
 
 
-async def test_with_one_connection_in_the_pool(database: str) -> None:
+async def test_drain_works_with_one_connection_in_the_pool(database: str) -> None:
     app = App(database, max_pool_size=1)
 
     @app.task
@@ -331,56 +341,56 @@ async def test_with_one_connection_in_the_pool(database: str) -> None:
 
     async with app:
         await busy.enqueue(2)
-        assert (await drain(app)).done == 3
+        assert (await drain(app)).succeeded == 3
 
 
-async def test_arguments_that_contradict_each_other(database: str, db: asyncpg.Connection) -> None:
+async def test_drain_rejects_contradicting_arguments(database: str, db: asyncpg.Connection) -> None:
     app, _ = make_app(database)
-    with pytest.raises(ConfigurationError, match="An app knows where its jobs are"):
+    with pytest.raises(ConfigurationError, match="dsn and schema belong to the app"):
         await drain(app, dsn=database)
     with pytest.raises(ConfigurationError, match="dsn or connection"):
         await drain({"act": print}, dsn=database, connection=db)
     with pytest.raises(ConfigurationError, match="dsn or connection"):
-        using(app, dsn=database, connection=db)
-    with pytest.raises(ConfigurationError, match="not a str"):
+        override(app, dsn=database, connection=db)
+    with pytest.raises(ConfigurationError, match=r"connection.*\bstr\b"):
         await drain({"act": print}, connection=database)  # type: ignore[arg-type]
 
 
 class TestCancelling:
-    @pytest.mark.parametrize("comes_to", ["error", "snooze", "return"])
-    async def test_a_job_that_is_cancelled_while_it_runs_does_not_run_again(
-        self, transaction: asyncpg.Connection, comes_to: str
+    @pytest.mark.parametrize("ending", ["error", "snooze", "return"])
+    async def test_job_cancelled_while_running_does_not_run_again(
+        self, transaction: asyncpg.Connection, ending: str
     ) -> None:
         app = App()
-        heard: list[str | None] = []
-        app.events.on("job:cancelled", lambda event: heard.append(event.reason))
+        reasons: list[str | None] = []
+        app.events.on("job:cancelled", lambda event: reasons.append(event.reason))
 
         @app.task(retry=timedelta(0), max_attempts=3)
         async def unwanted(ctx: JobContext) -> None:
             assert await ctx.utils.cancel_job(ctx.job.id, "not wanted") == "requested"
-            match comes_to:
+            match ending:
                 case "error":
                     raise LookupError
                 case "snooze":
                     raise Snooze(0)
 
-        async with using(app, connection=transaction):
+        async with override(app, connection=transaction):
             job = await unwanted.enqueue()
-            ends_well = comes_to == "return"
-            assert await drain(app) == Summary(done=ends_well, cancelled=not ends_well)
-            assert await drain(app) == Summary()
-            if not ends_well:
+            succeeds = ending == "return"
+            assert await drain(app) == RunSummary(succeeded=succeeds, cancelled=not succeeds)
+            assert await drain(app) == RunSummary()
+            if not succeeds:
                 stored = await app.utils.get_job(id=job.id)
                 assert stored is not None
                 assert (stored.state, stored.last_error) == ("failed", "Cancelled: not wanted")
-                assert heard == ["not wanted"]
+                assert reasons == ["not wanted"]
         query = "select count(*) from graphile_worker._private_python_cancellations"
         assert await transaction.fetchval(query) == 0
 
-    async def test_one_that_was_cancelled_while_somebody_had_its_row_is_not_begun(
+    async def test_job_cancelled_while_its_row_was_locked_does_not_start(
         self, db: asyncpg.Connection, database: str
     ) -> None:
-        app, said = make_app(database)
+        app, ran = make_app(database)
         query = "select id from graphile_worker._private_jobs for update"
         async with app:
             await app.tasks["act"].enqueue("first")
@@ -388,14 +398,14 @@ class TestCancelling:
                 [row] = await db.fetch(query)
                 assert await app.cancel_job(row["id"]) == "requested"
             await app.tasks["act"].enqueue("done")
-            assert await drain(app) == Summary(done=1)
-        assert said == ["done"]
+            assert await drain(app) == RunSummary(succeeded=1)
+        assert ran == ["done"]
 
 
-class TestRoom:
-    async def test_a_task_without_room_is_left_alone(self, database: str) -> None:
+class TestClaimLimit:
+    async def test_drain_does_not_claim_tasks_at_their_claim_limit(self, database: str) -> None:
         class Closed(Middleware):
-            def room(self, task: str, in_hand: int) -> int | None:  # noqa: ARG002
+            def claim_limit(self, task: str, claimed: int) -> int | None:  # noqa: ARG002
                 return 0 if task in closed else None
 
         app = App(database, middleware=[Closed()])
@@ -405,29 +415,31 @@ class TestRoom:
             app.task(name)(partial(ran.append, name))
         async with app:
             await app.add_jobs([JobSpec("closed"), JobSpec("open")])
-            assert await drain(app) == Summary(done=1)
+            assert await drain(app) == RunSummary(succeeded=1)
             closed.add("open")
-            assert await drain(app) == Summary()
+            assert await drain(app) == RunSummary()
             closed.clear()
-            assert await drain(app) == Summary(done=1)
+            assert await drain(app) == RunSummary(succeeded=1)
         assert ran == ["open", "closed"]
 
 
-class TestInATransaction:
-    async def test_nothing_is_committed(self, transaction: asyncpg.Connection, database: str) -> None:
-        app, said = make_app()
+class TestTransaction:
+    async def test_drain_in_a_transaction_commits_nothing(
+        self, transaction: asyncpg.Connection, database: str
+    ) -> None:
+        app, ran = make_app()
         act = app.tasks["act"].using(connection=transaction)
         for what in ("done", "raise", "snooze", "fail"):
             await act.enqueue(what)
         await app.tasks["act"].using(connection=transaction, queue_name="q").enqueue("done", 2)
         summary = await drain(app, connection=transaction)
-        assert summary == Summary(done=2, failed=2, snoozed=1)
-        assert said == ["done", "raise", "snooze", "fail", ("done", 2)]
-        assert await jobs_seen_by_others(database) == []
+        assert summary == RunSummary(succeeded=2, failed=2, snoozed=1)
+        assert ran == ["done", "raise", "snooze", "fail", ("done", 2)]
+        assert await committed_jobs(database) == []
         assert len(await enqueued(transaction)) == 2
-        assert await drain(app, connection=transaction) == Summary()
+        assert await drain(app, connection=transaction) == RunSummary()
 
-    async def test_no_other_connection_is_used(
+    async def test_drain_in_a_transaction_uses_no_other_connection(
         self, transaction: asyncpg.Connection, database: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         app = App(database)
@@ -438,7 +450,8 @@ class TestInATransaction:
             seen.append((await ctx.query("select count(*) from things"))[0]["count"])
             async with ctx.connection() as connection:
                 assert connection is transaction
-                await ctx.add_job("child", {"way": "inside"})  # as with a pool that has more connections
+                # With a pool, this call would use a second connection.
+                await ctx.add_job("child", {"way": "inside"})
                 await asyncio.gather(*(child.enqueue(f"gathered {n}") for n in range(2)))
             await child.enqueue("enqueue")
             await app.add_jobs([child.spec("spec")])
@@ -450,51 +463,51 @@ class TestInATransaction:
 
         @app.task
         def on_thread(ctx: JobContext) -> None:
-            ctx.blocking(ctx.add_job("child", {"way": "blocking"}))
+            ctx.run_sync(ctx.add_job("child", {"way": "blocking"}))
             child.enqueue_sync("enqueue_sync")
 
-        async def refused(*_args: Any, **_kwargs: Any) -> None:
+        async def reject(*_args: Any, **_kwargs: Any) -> None:
             raise AssertionError("another connection")
 
-        monkeypatch.setattr(asyncpg, "connect", refused)
+        monkeypatch.setattr(asyncpg, "connect", reject)
         await transaction.execute("create table things (); insert into things default values")
         await parent.using(connection=transaction).enqueue()
         await on_thread.using(connection=transaction).enqueue()
-        assert await drain(app, connection=transaction, raise_errors=True) == Summary(done=10)
+        assert await drain(app, connection=transaction, raise_errors=True) == RunSummary(succeeded=10)
         ways = ["inside", "gathered 0", "gathered 1", "enqueue", "spec", "utils", "blocking", "enqueue_sync"]
         assert seen == [1, *ways]
 
-    async def test_jobs_of_a_task_that_is_new_in_it_have_their_place(
-        self, transaction: asyncpg.Connection
-    ) -> None:
+    async def test_drain_keeps_the_order_of_jobs_of_a_new_task(self, transaction: asyncpg.Connection) -> None:
         app = App()
-        said: list[object] = []
+        ran: list[object] = []
 
         @app.task
         async def parent(n: int) -> None:
-            said.append(n)
+            ran.append(n)
             if n == 1:
                 await urgent.enqueue()
 
         @app.task(priority=-1)
         async def urgent() -> None:
-            said.append("urgent")
+            ran.append("urgent")
 
-        async with using(app, connection=transaction):
+        async with override(app, connection=transaction):
             await parent.enqueue_many([{"n": 1}, {"n": 2}])
             await drain(app)
-        assert said == [1, "urgent", 2]
+        assert ran == [1, "urgent", 2]
 
-    async def test_a_task_in_a_process(self, transaction: asyncpg.Connection, tmp_path: Path) -> None:
+    async def test_drain_runs_a_task_in_a_process(
+        self, transaction: asyncpg.Connection, tmp_path: Path
+    ) -> None:
         app = App()
-        app.include(computing.tell)
-        async with using(app, connection=transaction):
-            await computing.tell.enqueue(str(tmp_path / "told"))
-            assert await drain(app, raise_errors=True) == Summary(done=1)
-        process, parent, _ = (tmp_path / "told").read_text().split()
+        app.include(computing.report_process)
+        async with override(app, connection=transaction):
+            await computing.report_process.enqueue(str(tmp_path / "processes"))
+            assert await drain(app, raise_errors=True) == RunSummary(succeeded=1)
+        process, parent, _ = (tmp_path / "processes").read_text().split()
         assert int(process) != int(parent) == os.getpid()
 
-    async def test_what_fails_in_a_task_does_not_end_the_transaction(
+    async def test_failed_statements_of_a_task_do_not_abort_the_transaction(
         self, transaction: asyncpg.Connection
     ) -> None:
         async def broken(payload: str, ctx: JobContext) -> None:
@@ -512,7 +525,7 @@ class TestInATransaction:
         summary = await drain({"broken": broken}, connection=transaction)
         assert (summary.failed, await transaction.fetchval("select 1")) == (3, 1)
 
-    async def test_a_timeout_in_the_middle_of_a_statement_does_not_either(
+    async def test_timeout_during_a_statement_does_not_abort_the_transaction(
         self, transaction: asyncpg.Connection
     ) -> None:
         app = App()
@@ -526,46 +539,48 @@ class TestInATransaction:
         assert [type(error) for error in summary.errors] == [TaskTimeoutError]
         assert await transaction.fetchval("select 1") == 1
 
-    async def test_two_transactions_do_not_see_each_other(
+    async def test_drain_does_not_see_jobs_of_another_transaction(
         self, transaction: asyncpg.Connection, database: str
     ) -> None:
-        app, said = make_app()
+        app, ran = make_app()
         other = await asyncpg.connect(database)
         async with other.transaction():
             await app.tasks["act"].using(connection=transaction).enqueue("done", 1)
-            assert await drain({"act": app.tasks["act"]}, connection=other) == Summary()
-            assert await drain({"act": app.tasks["act"]}, connection=transaction) == Summary(done=1)
+            assert await drain({"act": app.tasks["act"]}, connection=other) == RunSummary()
+            assert await drain({"act": app.tasks["act"]}, connection=transaction) == RunSummary(succeeded=1)
         await other.close()
-        assert said == [("done", 1)]
+        assert ran == [("done", 1)]
 
-    async def test_jobs_that_another_transaction_has_taken_are_left_to_it(
+    async def test_drain_skips_jobs_locked_by_another_transaction(
         self, db: asyncpg.Connection, database: str
     ) -> None:
-        app, said = make_app(database)
+        app, ran = make_app(database)
         async with app:
             await app.tasks["act"].enqueue()
         other = await asyncpg.connect(database)
         async with db.transaction():
             async with other.transaction():
                 await other.execute("select from graphile_worker._private_jobs for update")
-                assert await drain(app, connection=db) == Summary()
-            assert await drain(app, connection=db) == Summary(done=1)
+                assert await drain(app, connection=db) == RunSummary()
+            assert await drain(app, connection=db) == RunSummary(succeeded=1)
         await other.close()
-        assert said == ["done"]
+        assert ran == ["done"]
 
     @AUTOCOMMITS
-    async def test_outside_of_a_transaction_each_step_is_committed(
+    async def test_drain_outside_a_transaction_commits_each_step(
         self, db: asyncpg.Connection, database: str
     ) -> None:
         app, _ = make_app()
         await app.tasks["act"].using(connection=db).enqueue("snooze")
-        assert await drain(app, connection=db) == Summary(snoozed=1)
-        [job] = await jobs_seen_by_others(database)
+        assert await drain(app, connection=db) == RunSummary(snoozed=1)
+        [job] = await committed_jobs(database)
         assert job.last_error == "Snoozed for 300 s: not yet"
 
-    async def test_workers_of_the_app_are_refused_meanwhile(self, transaction: asyncpg.Connection) -> None:
+    async def test_app_cannot_run_workers_on_an_overridden_connection(
+        self, transaction: asyncpg.Connection
+    ) -> None:
         app, _ = make_app()
-        async with using(app, connection=transaction):
+        async with override(app, connection=transaction):
             with pytest.raises(ConfigurationError, match="on one connection"):
                 await app.run_once()
             with pytest.raises(ConfigurationError):
@@ -573,30 +588,31 @@ class TestInATransaction:
                     pass
 
 
-class TestAClock:
-    async def test_jobs_are_due_when_it_says_so(self, database: str) -> None:
-        app, said = make_app(database)
+class TestClock:
+    async def test_clock_decides_which_jobs_are_due(self, database: str) -> None:
+        app, ran = make_app(database)
         clock = Clock()
-        async with app, using(app, clock=clock):
+        async with app, override(app, clock=clock):
             await app.tasks["act"].using(run_at=timedelta(hours=2)).enqueue()
             clock.move(hours=2, seconds=-1)
-            assert await drain(app) == Summary()
+            assert await drain(app) == RunSummary()
             clock.move(timedelta(seconds=1))
-            assert await drain(app) == Summary(done=1)
-            assert said == ["done"]
+            assert await drain(app) == RunSummary(succeeded=1)
+            assert ran == ["done"]
 
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize("years", [-10, 0, 10])
     @pytest.mark.parametrize("in_transaction", [True, False])
-    async def test_retries_and_snoozes_are_counted_from_it(
+    async def test_retries_and_snoozes_are_delayed_from_the_clock(
         self, db: asyncpg.Connection, years: int, in_transaction: bool
     ) -> None:
-        app, said = make_app()
+        app, ran = make_app()
         clock = Clock(datetime.now(UTC) + timedelta(days=365 * years))
         act = app.tasks["act"]
         transaction = db.transaction()
         if in_transaction:
             await transaction.start()
-        async with using(app, connection=db, clock=clock):
+        async with override(app, connection=db, clock=clock):
             for what, wait in (("raise", 2.718282), ("snooze", 300.0), ("retry", 60.0)):
                 await act.enqueue(what)
                 await drain(app)
@@ -604,19 +620,19 @@ class TestAClock:
                 due = clock.now() + timedelta(seconds=wait)
                 assert abs((job.run_at - due).total_seconds()) < 0.000_01, what
                 clock.move_to(job.run_at - timedelta(microseconds=1))
-                assert await drain(app) == Summary()
+                assert await drain(app) == RunSummary()
                 clock.move(timedelta(microseconds=1))
                 summary = await drain(app)
-                assert (summary.failed or summary.snoozed, len(said)) == (1, 2)
+                assert (summary.failed or summary.snoozed, len(ran)) == (1, 2)
                 if what == "snooze":
                     assert job.last_error == "Snoozed for 300 s: not yet"
                 await app.utils.complete_jobs([job.id])
-                said.clear()
+                ran.clear()
         if in_transaction:
             await transaction.rollback()
 
     @AUTOCOMMITS
-    async def test_a_retry_at_a_moment(self, db: asyncpg.Connection) -> None:
+    async def test_retry_at_an_absolute_time_follows_the_clock(self, db: asyncpg.Connection) -> None:
         clock, at = Clock(datetime(2040, 1, 1, tzinfo=UTC)), datetime(2040, 1, 2, tzinfo=UTC)
 
         async def later(_payload: object) -> None:
@@ -628,28 +644,28 @@ class TestAClock:
         await drain({"later": later}, connection=db, clock=clock)
         assert [job.run_at for job in await enqueued(db)] == [at]
         clock.move(days=1)
-        assert await drain({"later": later}, connection=db, clock=clock) == Summary(done=1)
+        assert await drain({"later": later}, connection=db, clock=clock) == RunSummary(succeeded=1)
 
-    async def test_it_is_what_tasks_see(self, database: str) -> None:
+    async def test_tasks_see_the_clock(self, database: str) -> None:
         app, seen = App(database), []
         clock = Clock(datetime(2040, 1, 1, tzinfo=UTC))
 
         @app.task
-        async def look(ctx: JobContext, n: int = 1) -> None:
+        async def observe(ctx: JobContext, n: int = 1) -> None:
             seen.append(ctx.now())
             if n:
                 await ctx.utils.reschedule_jobs(
-                    [(await ctx.add_job("look", {"n": 0})).id], run_at=timedelta(hours=1)
+                    [(await ctx.add_job("observe", {"n": 0})).id], run_at=timedelta(hours=1)
                 )
 
-        async with app, using(app, clock=clock):
-            await look.enqueue()
-            assert (await drain(app)).done == 1
+        async with app, override(app, clock=clock):
+            await observe.enqueue()
+            assert (await drain(app)).succeeded == 1
             clock.move(hours=1)
-            assert (await drain(app)).done == 1
+            assert (await drain(app)).succeeded == 1
         assert seen == [datetime(2040, 1, 1, tzinfo=UTC), datetime(2040, 1, 1, 1, tzinfo=UTC)]
 
-    async def test_a_batch_that_failed_in_part_and_one_that_failed_for_good(self, database: str) -> None:
+    async def test_clock_handles_a_partly_failed_batch_and_a_permanent_failure(self, database: str) -> None:
         app, clock = App(database), Clock()
 
         @app.task(batch=True)
@@ -660,16 +676,16 @@ class TestAClock:
         async def fail() -> None:
             raise Fail("never")
 
-        async with app, using(app, clock=clock):
+        async with app, override(app, clock=clock):
             await index.enqueue(["good", "bad"])
             await fail.enqueue()
             await drain(app)
             [left] = await enqueued(app)
             assert left.payload == ["bad"]
             clock.move(days=1)
-            assert await drain(app) == Summary(failed=1)
+            assert await drain(app) == RunSummary(failed=1)
 
-    def test_it_stands_still_and_needs_a_time_zone(self) -> None:
+    def test_clock_stands_still_and_needs_a_time_zone(self) -> None:
         clock = Clock(datetime(2030, 1, 1, tzinfo=UTC))
         assert clock.now() == clock.now() == datetime(2030, 1, 1, tzinfo=UTC)
         assert clock.move_to(datetime(2030, 1, 2, tzinfo=UTC)) == clock.now()
@@ -677,13 +693,13 @@ class TestAClock:
         with pytest.raises(InvalidJobError, match="has no time zone"):
             Clock(datetime(2030, 1, 1))  # noqa: DTZ001
         for wrong in (5, timedelta(hours=1)):
-            with pytest.raises(InvalidJobError, match=r"^at is .*; it must be an aware datetime\.$"):
+            with pytest.raises(InvalidJobError, match=r"\bat\b.*aware datetime"):
                 Clock(wrong)  # type: ignore[arg-type]
 
 
-async def test_an_app_that_uses_local_time(database: str) -> None:
-    app, said = make_app(database, use_local_time=True)
+async def test_drain_works_with_use_local_time(database: str) -> None:
+    app, ran = make_app(database, use_local_time=True)
     async with app:
         await app.tasks["act"].enqueue()
-        assert await drain(app) == Summary(done=1)
-    assert said == ["done"]
+        assert await drain(app) == RunSummary(succeeded=1)
+    assert ran == ["done"]

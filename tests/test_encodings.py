@@ -1,4 +1,4 @@
-"""The schema is installed, and jobs run, in databases of any encoding."""
+"""The schema can be installed and jobs can run in databases of any encoding."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import asyncpg
 import pytest
 
 from graphile_worker import WorkerUtils, run_migrations, run_once
-from graphile_worker._db.databases import drop_database, dsn_of
+from graphile_worker._db.schema.databases import drop_database, dsn_of
 
 ENCODINGS = ("LATIN1", "LATIN2", "LATIN10", "KOI8R", "WIN866", "EUC_JP", "EUC_KR", "EUC_CN", "SQL_ASCII")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("encoding", ENCODINGS)
-async def test_a_job_runs_in_a_database_of_any_encoding(server: str, encoding: str) -> None:
+async def test_job_runs_in_a_database_of_any_encoding(server: str, encoding: str) -> None:
     ran: list[object] = []
 
     async def task(payload: object) -> None:

@@ -1,4 +1,4 @@
-"""The examples run, as their first lines say."""
+"""The examples run as their docstrings say."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def databases(graphile_worker_databases: Databases) -> Databases:
 
 @asynccontextmanager
 async def web_server(dsn: str) -> AsyncIterator[tuple[Program, httpx.AsyncClient]]:
-    """The FastAPI example under uvicorn, and somebody who asks it."""
+    """Run the FastAPI example under uvicorn, and yield the program and an HTTP client for it."""
     async with program(
         *(sys.executable, "-m", "uvicorn", "--port", "0"),
         *("--app-dir", ROOT / "examples", "fastapi_app:web"),
@@ -46,8 +46,8 @@ async def web_server(dsn: str) -> AsyncIterator[tuple[Program, httpx.AsyncClient
             yield running, client
 
 
-class TestTheFastapiApp:
-    async def test_an_order_and_its_job_are_committed_together(
+class TestFastapiExample:
+    async def test_order_and_its_job_are_committed_together(
         self, db: asyncpg.Connection, database: str
     ) -> None:
         async with web_server(database) as (_, client):
@@ -56,20 +56,21 @@ class TestTheFastapiApp:
             assert placed.json() == {"order": 1, "job": 1}
             await until(lambda: db.fetchval("select receipt_sent from orders"), "the receipt is sent")
 
-            # The job cannot be added, so there is no order either.
+            # The job cannot be added, so the order must not be stored either.
             await db.execute("alter table graphile_worker._private_jobs add check (id < 2) not valid")
             assert (await client.post("/orders", json=ORDER)).status_code == 500
             assert await db.fetchval("select count(*) from orders") == 1
 
-    async def test_a_report_runs_on_a_thread(self, db: asyncpg.Connection, database: str) -> None:
+    @pytest.mark.slow
+    async def test_report_job_runs_on_a_thread(self, db: asyncpg.Connection, database: str) -> None:
         async with web_server(database) as (running, client):
-            asked = await client.post("/reports/2030-01-01")
-            assert (asked.status_code, asked.json()) == (202, {"job": 1})
-            await running.until("The report of 2030-01-01 is written")
-            await until(lambda: is_empty(db), "its job is deleted")
+            response = await client.post("/reports/2030-01-01")
+            assert (response.status_code, response.json()) == (202, {"job": 1})
+            await running.until("Wrote the report of 2030-01-01")
+            await until(lambda: is_empty(db), "the job is deleted")
             assert (await client.get("/jobs/1")).status_code == 404
 
-    async def test_it_tells_how_jobs_and_worker_are(self, db: asyncpg.Connection, database: str) -> None:
+    async def test_endpoints_show_stats_jobs_and_health(self, db: asyncpg.Connection, database: str) -> None:
         async with web_server(database) as (_, client):
             await db.execute(
                 "select graphile_worker.add_job('send_receipt', '{\"order\": \"x\"}', max_attempts := 1)"
@@ -79,23 +80,23 @@ class TestTheFastapiApp:
                 stats: dict[str, int] = (await client.get("/stats")).json()
                 return stats == {"ready": 0, "scheduled": 0, "running": 0, "failed": 1}
 
-            await until(failed, "it has failed for good")
+            await until(failed, "the job has failed permanently")
             shown = (await client.get("/jobs/1")).json()
             assert (shown["task"], shown["state"], shown["attempts"]) == ("send_receipt", "failed", 1)
             assert "order" in shown["error"]
             health = await client.get("/health")
             assert (health.status_code, health.json()["state"]) == (200, "ready")
 
-    async def test_sigterm_lets_jobs_end_and_leaves_nothing_locked(
+    async def test_sigterm_waits_for_running_jobs_and_leaves_no_locks(
         self, db: asyncpg.Connection, database: str
     ) -> None:
         async with web_server(database) as (running, client):
             observer = await asyncpg.connect(database)
             await db.execute("insert into orders (item, email) values ('tea', 'bo@example.com')")
-            async with db.transaction():  # its task waits for us
+            async with db.transaction():  # blocks the task
                 await db.execute("select from orders where id = 1 for update")
                 await observer.execute("select graphile_worker.add_job('send_receipt', '{\"order\": 1}')")
-                await until(lambda: somebody_waits(observer), "the task waits")
+                await until(lambda: session_waits_for_a_lock(observer), "the task waits for the row lock")
                 assert (await client.get("/stats")).json()["running"] == 1
                 running.send(signal.SIGTERM)
                 await running.until("Waiting for application shutdown")
@@ -112,7 +113,7 @@ async def is_empty(db: asyncpg.Connection) -> bool:
     return await count(db) == 0
 
 
-async def somebody_waits(observer: asyncpg.Connection) -> object:
+async def session_waits_for_a_lock(observer: asyncpg.Connection) -> object:
     return await observer.fetchval(
         "select true from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
     )

@@ -1,4 +1,4 @@
-"""Tasks that are programs."""
+"""Executable files as tasks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from graphile_worker import Drained, WorkerUtils, run_once
-from graphile_worker.executable import Executable
+from graphile_worker import RunSummary, WorkerUtils, run_once
+from graphile_worker._tasks.executable import Executable
 from graphile_worker.testing import Databases
 from support.jobs import existing
-from support.programs import lives
+from support.programs import is_alive
 from support.waiting import until
-from support.workers import Heard, locked, running
+from support.workers import EventRecorder, locked, running
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,27 +33,27 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "tasks"
 
 
-def script(folder: Path, text: str, name: str = "job.sh") -> Path:
+def write_script(folder: Path, text: str, name: str = "job.sh") -> Path:
     path = folder / name
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return path
 
 
-async def test_it_gets_the_job_in_its_environment_and_the_payload_on_its_input(
+async def test_program_gets_the_job_in_environment_variables_and_the_payload_on_stdin(
     db: asyncpg.Connection, database: str, folder: Path
 ) -> None:
-    script(folder, f"env | grep ^GRAPHILE_WORKER_ | sort > {folder}/../env; cat > {folder}/../input")
+    write_script(folder, f"env | grep ^GRAPHILE_WORKER_ | sort > {folder}/../env; cat > {folder}/../input")
     run_at = datetime(2020, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
     async with WorkerUtils(database) as utils:
         job = await utils.add_job(
             "job", {"a": ["ü", 1]}, job_key="k", priority=-3, max_attempts=7, run_at=run_at
         )
         keyless = await utils.add_job("job")
-    assert await run_once(task_directory=folder, dsn=database) == Drained(2, 0)
+    assert await run_once(task_directory=folder, dsn=database) == RunSummary(2, 0)
     assert keyless.id != job.id
     seen = (folder.parent / "env").read_text()
-    assert "GRAPHILE_WORKER_JOB_KEY" not in seen, "that of the last one, which has no key"
+    assert "GRAPHILE_WORKER_JOB_KEY" not in seen, "the last job has no key"
     await db.execute(
         "select graphile_worker.add_job('job', '{\"a\": [\"ü\", 1]}', job_key := 'k', priority := -3)"
     )
@@ -72,21 +72,22 @@ async def test_it_gets_the_job_in_its_environment_and_the_payload_on_its_input(
     assert (folder.parent / "input").read_text() == '{"payload":{"a":["ü",1]}}'
 
 
-async def test_what_it_prints_is_logged_line_by_line(
+async def test_program_output_is_logged_line_by_line(
     database: str, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "graphile_worker")
-    script(folder, "printf 'one\\ntw'; sleep 0.05; printf 'o\\nthree'; echo oh no >&2")
+    write_script(folder, "printf 'one\\ntw'; sleep 0.05; printf 'o\\nthree'; echo oh no >&2")
     async with WorkerUtils(database) as utils:
         job = await utils.add_job("job")
     await run_once(task_directory=folder, dsn=database)
-    said = [(r.levelname, r.message) for r in caplog.records if getattr(r, "job_id", None) == job.id]
-    assert sorted(said)[:1] == [("ERROR", "oh no")]
-    assert [text for level, text in said if level == "INFO"][:3] == ["one", "two", "three"]
+    logged = [(r.levelname, r.message) for r in caplog.records if getattr(r, "job_id", None) == job.id]
+    assert sorted(logged)[:1] == [("ERROR", "oh no")]
+    assert [text for level, text in logged if level == "INFO"][:3] == ["one", "two", "three"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("exit 3", "Process exited with code 3"),
         ("echo first >&2; echo second >&2; exit 1", "Process exited with code 1: first\nsecond"),
@@ -94,19 +95,19 @@ async def test_what_it_prints_is_logged_line_by_line(
         ("yes error | head -n 5000 >&2; exit 1", "error\nerror"),
     ],
 )
-async def test_its_exit_code_and_the_end_of_its_complaints_are_the_last_error(
-    db: asyncpg.Connection, database: str, folder: Path, text: str, says: str
+async def test_exit_code_and_end_of_stderr_are_the_last_error(
+    db: asyncpg.Connection, database: str, folder: Path, text: str, message: str
 ) -> None:
-    script(folder, text)
+    write_script(folder, text)
     async with WorkerUtils(database) as utils:
         job = await utils.add_job("job", max_attempts=1)
-    assert await run_once(task_directory=folder, dsn=database) == Drained(0, 1)
+    assert await run_once(task_directory=folder, dsn=database) == RunSummary(0, 1)
     error = (await existing(db, job.id))["last_error"]
-    assert says in error
+    assert message in error
     assert len(error) < 2200
 
 
-async def test_a_program_that_cannot_be_started_fails_the_job(
+async def test_program_that_cannot_start_fails_the_job(
     db: asyncpg.Connection, database: str, folder: Path
 ) -> None:
     path = folder / "job"
@@ -115,21 +116,21 @@ async def test_a_program_that_cannot_be_started_fails_the_job(
     async with WorkerUtils(database) as utils:
         job = await utils.add_job("job")
     await run_once(task_directory=folder, dsn=database)
-    assert "cannot be run: No such file or directory." in (await existing(db, job.id))["last_error"]
+    assert "No such file or directory" in (await existing(db, job.id))["last_error"]
 
 
-async def test_it_need_not_read_its_input(database: str, folder: Path) -> None:
-    script(folder, "exit 0")
+async def test_program_may_ignore_its_stdin(database: str, folder: Path) -> None:
+    write_script(folder, "exit 0")
     async with WorkerUtils(database) as utils:
         await utils.add_job("job", "x" * 1_000_000)
-    assert await run_once(task_directory=folder, dsn=database) == Drained(1, 0)
+    assert await run_once(task_directory=folder, dsn=database) == RunSummary(1, 0)
 
 
-async def test_at_shutdown_it_is_killed_with_all_that_it_started_and_runs_again(
+async def test_shutdown_kills_the_process_group_and_releases_the_job(
     db: asyncpg.Connection, database: str, folder: Path
 ) -> None:
     pids = folder.parent / "pids"
-    script(
+    write_script(
         folder, f"trap '' TERM; sleep 1000 & echo $$ $! > {pids}.new; mv {pids}.new {pids}; wait; sleep 1000"
     )
     async with WorkerUtils(database) as utils:
@@ -138,63 +139,65 @@ async def test_at_shutdown_it_is_killed_with_all_that_it_started_and_runs_again(
     async def started() -> bool:
         return pids.exists()
 
-    async with running({"job": Executable(folder / "job.sh")}, database, heard=Heard()) as runner:
+    async with running({"job": Executable(folder / "job.sh")}, database, recorder=EventRecorder()) as runner:
         await until(started, "the program runs")
         await runner.stop(grace=0)
     numbers = [int(number) for number in pids.read_text().split()]
 
     async def gone() -> bool:
-        return not any(lives(number) for number in numbers)
+        return not any(is_alive(number) for number in numbers)
 
-    await until(gone, "the whole group is gone")
+    await until(gone, "the whole process group is gone")
     row = await existing(db, job.id)
     assert (row["locked_by"], row["attempts"]) == (None, 0)
 
 
-async def test_what_it_started_is_killed_also_if_it_goes_quietly_itself(
+async def test_shutdown_kills_child_processes_even_if_the_program_exits(
     db: asyncpg.Connection, database: str, folder: Path
 ) -> None:
     pid = folder.parent / "pid"
     child = f"trap '' TERM; echo $$ > {pid}.new; mv {pid}.new {pid}; exec sleep 1000"
-    script(folder, f"trap 'exit 3' TERM\nsh -c \"{child.replace('$', chr(92) + '$')}\" &\nwait; wait")
+    write_script(folder, f"trap 'exit 3' TERM\nsh -c \"{child.replace('$', chr(92) + '$')}\" &\nwait; wait")
     async with WorkerUtils(database) as utils:
         await utils.add_job("job")
 
     async def started() -> bool:
         return pid.exists()
 
-    async with running({"job": Executable(folder / "job.sh")}, database, heard=Heard()) as runner:
-        await until(started, "it has started something")
+    async with running({"job": Executable(folder / "job.sh")}, database, recorder=EventRecorder()) as runner:
+        await until(started, "the program has started a child process")
         await runner.stop(grace=0)
 
     async def gone() -> bool:
-        return not lives(int(pid.read_text()))
+        return not is_alive(int(pid.read_text()))
 
-    await until(gone, "what it started is gone")
+    await until(gone, "the child process is gone")
     assert await locked(db) == []
 
 
-async def test_a_payload_that_is_no_text_for_python_reaches_it_all_the_same(
+async def test_payload_that_python_cannot_store_as_text_reaches_the_program(
     db: asyncpg.Connection, database: str, folder: Path
 ) -> None:
-    script(folder, f"cat > {folder}/../input")
+    write_script(folder, f"cat > {folder}/../input")
     await db.execute("select graphile_worker.add_job('job', $1::text::json)", '"\\ud800 \\u0000"')
-    assert await run_once(task_directory=folder, dsn=database) == Drained(1, 0)
+    assert await run_once(task_directory=folder, dsn=database) == RunSummary(1, 0)
     assert (folder.parent / "input").read_text() == '{"payload": "\\ud800 \\u0000"}'
 
 
-async def test_after_its_time_it_is_killed(db: asyncpg.Connection, database: str, folder: Path) -> None:
-    path = script(folder, "sleep 1000")
+async def test_program_is_killed_after_its_timeout(
+    db: asyncpg.Connection, database: str, folder: Path
+) -> None:
+    path = write_script(folder, "sleep 1000")
     async with WorkerUtils(database) as utils:
         job = await utils.add_job("job")
     async with asyncio.timeout(20):
-        await run_once({"job": Executable(path, longest=0.2)}, database)
-    assert "was killed after 0.2 s." in (await existing(db, job.id))["last_error"]
+        await run_once({"job": Executable(path, timeout=0.2)}, database)
+    assert "killed after 0.2 s" in (await existing(db, job.id))["last_error"]
 
 
-async def test_something_left_in_the_background_does_not_keep_the_job(database: str, folder: Path) -> None:
-    script(folder, "sleep 30 & exit 0")
+async def test_background_process_does_not_delay_the_end_of_the_job(database: str, folder: Path) -> None:
+    write_script(folder, "sleep 30 & exit 0")
     async with WorkerUtils(database) as utils:
         await utils.add_job("job")
     async with asyncio.timeout(15):
-        assert await run_once(task_directory=folder, dsn=database) == Drained(1, 0)
+        assert await run_once(task_directory=folder, dsn=database) == RunSummary(1, 0)

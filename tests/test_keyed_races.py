@@ -1,4 +1,4 @@
-"""A keyed add that meets a worker at the same moment neither returns nothing nor loses the request."""
+"""A keyed add that races with a worker always returns a job and never loses the request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from support.jobs import add, count, get, lock, one
+from support.jobs import add, count, fetch_one, get, lock
 from support.waiting import until_blocked
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ async def adder(database: str) -> AsyncIterator[asyncpg.Connection]:
 
 
 @pytest.mark.parametrize("mode", ["replace", "preserve_run_at"])
-async def test_an_add_that_meets_an_uncommitted_claim_waits_and_adds_a_second_job(
+async def test_keyed_add_waits_for_an_uncommitted_claim_and_adds_a_second_job(
     db: asyncpg.Connection, worker: asyncpg.Connection, adder: asyncpg.Connection, mode: str
 ) -> None:
     old = await add(db, job_key="k", payload="old")
@@ -52,7 +52,7 @@ async def test_an_add_that_meets_an_uncommitted_claim_waits_and_adds_a_second_jo
     assert superseded["locked_by"] == "w"
 
 
-async def test_an_add_that_meets_a_claim_which_is_rolled_back_replaces_the_job(
+async def test_keyed_add_replaces_the_job_if_the_claim_is_rolled_back(
     db: asyncpg.Connection, worker: asyncpg.Connection, adder: asyncpg.Connection
 ) -> None:
     old = await add(db, job_key="k", payload="old")
@@ -68,7 +68,7 @@ async def test_an_add_that_meets_a_claim_which_is_rolled_back_replaces_the_job(
     assert (new["id"], json.loads(new["payload"]), new["revision"]) == (old["id"], "new", 1)
 
 
-async def test_a_bulk_add_that_meets_claims_keeps_the_order_of_its_specs(
+async def test_bulk_add_during_claims_keeps_the_order_of_its_specs(
     db: asyncpg.Connection, worker: asyncpg.Connection, adder: asyncpg.Connection
 ) -> None:
     keys = ["a", "b", "c", "d"]
@@ -101,14 +101,14 @@ async def test_a_bulk_add_that_meets_claims_keeps_the_order_of_its_specs(
     assert await count(db) == 7
 
 
-async def test_a_removal_that_meets_an_uncommitted_claim_lets_the_job_run_once(
+async def test_removal_during_an_uncommitted_claim_lets_the_job_run_once(
     db: asyncpg.Connection, worker: asyncpg.Connection, adder: asyncpg.Connection
 ) -> None:
     job = await add(db, job_key="k")
     claim = worker.transaction()
     await claim.start()
     await lock(worker, job["id"])
-    removing = asyncio.create_task(one(adder, "select * from graphile_worker.remove_job('k')"))
+    removing = asyncio.create_task(fetch_one(adder, "select * from graphile_worker.remove_job('k')"))
     await until_blocked(db, adder.get_server_pid())
 
     await claim.commit()
@@ -118,20 +118,20 @@ async def test_a_removal_that_meets_an_uncommitted_claim_lets_the_job_run_once(
     assert removed["locked_by"] == "w"
 
 
-async def test_a_removal_finds_the_job_that_took_the_key_while_it_waited(
+async def test_removal_finds_the_job_that_got_the_key_while_it_waited(
     db: asyncpg.Connection, worker: asyncpg.Connection, adder: asyncpg.Connection
 ) -> None:
     await add(db, job_key="k")
     async with worker.transaction():
         await worker.execute("select graphile_worker.remove_job('k')")
         second = await add(worker, job_key="k")
-        removing = asyncio.create_task(one(adder, "select * from graphile_worker.remove_job('k')"))
+        removing = asyncio.create_task(fetch_one(adder, "select * from graphile_worker.remove_job('k')"))
         await until_blocked(db, adder.get_server_pid())
     assert (await removing)["id"] == second["id"]
     assert await count(db) == 0
 
 
-async def test_bulk_adds_of_the_same_jobs_in_another_order_do_not_deadlock(
+async def test_bulk_adds_in_opposite_orders_do_not_deadlock(
     db: asyncpg.Connection, worker: asyncpg.Connection, adder: asyncpg.Connection
 ) -> None:
     keys = [f"k{n}" for n in range(40)]
@@ -149,12 +149,12 @@ async def test_bulk_adds_of_the_same_jobs_in_another_order_do_not_deadlock(
         group.create_task(add_many(adder, keys[::-1]))
 
 
-async def test_a_queue_removed_while_a_job_is_added_to_it_is_an_error_not_a_job_without_queue(
+async def test_add_to_a_queue_removed_meanwhile_fails_instead_of_losing_the_queue(
     db: asyncpg.Connection, worker: asyncpg.Connection, adder: asyncpg.Connection
 ) -> None:
     await db.execute("insert into graphile_worker._private_job_queues (queue_name) values ('old')")
     async with worker.transaction():
-        # The adder finds "old" there, and then waits for somebody else who makes "new" too.
+        # The adder finds "old", and then waits for the worker's transaction, which also inserts "new".
         await worker.execute("insert into graphile_worker._private_job_queues (queue_name) values ('new')")
         adding = asyncio.create_task(
             adder.fetch("""select * from graphile_worker.add_jobs(array[
@@ -168,12 +168,12 @@ async def test_a_queue_removed_while_a_job_is_added_to_it_is_an_error_not_a_job_
     assert await count(db) == 0
 
 
-async def test_under_repeatable_read_a_lost_race_is_an_error_not_a_lost_job(
+async def test_lost_race_under_repeatable_read_is_an_error_instead_of_a_lost_job(
     db: asyncpg.Connection, worker: asyncpg.Connection, adder: asyncpg.Connection
 ) -> None:
     old = await add(db, job_key="k")
     async with adder.transaction(isolation="repeatable_read"):
-        await adder.fetchval("select 1")  # takes the snapshot
+        await adder.fetchval("select 1")  # creates the snapshot
         await lock(worker, old["id"])
         with pytest.raises(asyncpg.SerializationError):
             async with adder.transaction():
@@ -181,7 +181,7 @@ async def test_under_repeatable_read_a_lost_race_is_an_error_not_a_lost_job(
 
 
 async def run_jobs(worker: asyncpg.Connection, ran: dict[str, int], done: asyncio.Event) -> None:
-    """Take, 'run' and complete jobs, each step a transaction of its own, until there are none."""
+    """Claim, run and complete jobs, each step in its own transaction, until no job is left."""
     while True:
         finished = done.is_set()
         job = await worker.fetchrow("""
@@ -200,7 +200,7 @@ async def run_jobs(worker: asyncpg.Connection, ran: dict[str, int], done: asynci
 
 
 @pytest.mark.parametrize("adds", [150, pytest.param(5_000, marks=pytest.mark.slow)])
-async def test_under_stress_every_request_is_answered_and_the_last_of_each_key_runs(
+async def test_keyed_adds_under_load_return_a_job_and_the_last_of_each_key_runs(
     db: asyncpg.Connection, database: str, adds: int
 ) -> None:
     keys = [f"k{n}" for n in range(4)]

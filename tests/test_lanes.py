@@ -1,4 +1,4 @@
-"""User code and own statements share the connections of a pool as promised, in whatever order they call."""
+"""User code and the library share the connections of a pool fairly, in any order of calls."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ from typing import Any
 
 import pytest
 from hypothesis import settings, strategies
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from graphile_worker._db.lanes import Lane, Lanes, Ticket
+from graphile_worker._db.connection.lanes import Lane, Lanes, Ticket
 
-which = strategies.sampled_from(["own", "lent"])
+lane_names = strategies.sampled_from(["own", "lent"])
 
 
-class PoolOfNumbers(RuleBasedStateMachine):
-    """A pool whose connections are numbers, used as `Pool` uses its lanes."""
+class LanesMachine(RuleBasedStateMachine):
+    """A model of `Pool` that uses numbers as connections."""
 
     @initialize(most=strategies.integers(1, 4), reserve=strategies.integers(0, 2))
-    def make(self, most: int, reserve: int) -> None:
+    def create(self, most: int, reserve: int) -> None:
         self.lanes: Lanes[int] = Lanes(most, min(reserve, most))
         self.opened = 0
         self.open: dict[int, str] = {}
@@ -30,59 +37,59 @@ class PoolOfNumbers(RuleBasedStateMachine):
         return lane
 
     def connect(self, name: str) -> None:
-        """With a place, use an idle connection or open one."""
+        """Use an idle connection, or open one, for a call that has a place."""
         lane = self.lane(name)
         number = lane.pick()
         if number is None:
             surplus = self.lanes.surplus(lane)
             if surplus is not None:
-                assert self.open.pop(surplus) != name, "only the other lane has one to spare"
+                assert self.open.pop(surplus) != name, "only the other lane may have a surplus connection"
             self.opened += 1
             number = self.opened
             self.open[number] = name
         assert self.open[number] == name, "a session never changes its lane"
         self.in_use[name].append(number)
 
-    @rule(name=which)
+    @rule(name=lane_names)
     def call(self, name: str) -> None:
         lane = self.lane(name)
         free = sum(map(len, self.in_use.values())) < self.lanes.most
-        owed = name == "own" and len(self.in_use["own"]) < self.lanes.reserve
+        is_reserved = name == "own" and len(self.in_use["own"]) < self.lanes.reserve
         if self.lanes.take(lane):
-            assert free or owed
+            assert free or is_reserved
             self.connect(name)
         else:
             assert not free
-            assert not owed
+            assert not is_reserved
             ticket: Any = self.lanes.queue(lane, lambda: self.woken.append(ticket))
             self.waiting.append((name, ticket))
 
     @precondition(lambda self: any(self.in_use.values()))
-    @rule(name=which, position=strategies.integers(0, 10), breaks=strategies.booleans())
-    def give_back(self, name: str, position: int, breaks: bool) -> None:
+    @rule(name=lane_names, position=strategies.integers(0, 10), is_broken=strategies.booleans())
+    def return_connection(self, name: str, position: int, is_broken: bool) -> None:
         if not self.in_use[name]:
             return
         number = self.in_use[name].pop(position % len(self.in_use[name]))
-        if breaks:
+        if is_broken:
             del self.open[number]
         else:
             self.lane(name).idle.append(number)
         self.woken.clear()
         self.lanes.release(self.lane(name))
-        self.expect_woken()
+        self.check_woken()
 
     @precondition(lambda self: self.waiting)
     @rule(position=strategies.integers(0, 10))
-    def give_up(self, position: int) -> None:
+    def cancel_waiting_call(self, position: int) -> None:
         _, ticket = self.waiting.pop(position % len(self.waiting))
         self.woken.clear()
         self.lanes.leave(ticket)
-        self.expect_woken()
+        self.check_woken()
 
     @precondition(lambda self: self.waiting and any(self.in_use.values()))
-    @rule(name=which)
-    def give_up_when_granted(self, name: str) -> None:
-        """A call that is cancelled after it was woken, and before it noticed."""
+    @rule(name=lane_names)
+    def cancel_granted_call(self, name: str) -> None:
+        """Cancel a call after it was woken, but before it ran again."""
         if not self.in_use[name]:
             return
         self.lane(name).idle.append(self.in_use[name].pop())
@@ -93,19 +100,19 @@ class PoolOfNumbers(RuleBasedStateMachine):
         for ticket in granted:
             self.waiting = [(other, waits) for other, waits in self.waiting if waits is not ticket]
             self.lanes.leave(ticket)
-        self.expect_woken()
+        self.check_woken()
 
-    def expect_woken(self) -> None:
+    def check_woken(self) -> None:
         for ticket in self.woken:
             assert ticket.granted
             name = next(name for name, waits in self.waiting if waits is ticket)
             first = next(waits for other, waits in self.waiting if other == name)
-            assert ticket is first, "calls of a lane are served in the order in which they came"
+            assert ticket is first, "calls of a lane are served in order"
             self.waiting = [(other, waits) for other, waits in self.waiting if waits is not ticket]
             self.connect(name)
 
     @invariant()
-    def no_call_waits_for_nothing(self) -> None:
+    def calls_wait_only_if_no_connection_is_free(self) -> None:
         if not hasattr(self, "lanes"):
             return
         used = {name: len(numbers) for name, numbers in self.in_use.items()}
@@ -121,16 +128,23 @@ class PoolOfNumbers(RuleBasedStateMachine):
         most, reserve = self.lanes.most, self.lanes.reserve
         assert len(self.in_use["lent"]) <= most
         assert len(self.in_use["own"]) <= max(most, reserve)
-        assert len(self.open) <= most + reserve, "what the server sees"
+        assert len(self.open) <= most + reserve, "the server has too many connections"
         if not self.in_use["lent"]:
-            assert len(self.in_use["own"]) <= most, "the reserve is only for when user code holds the others"
+            assert len(self.in_use["own"]) <= most, (
+                "the reserve may be used only while user code holds connections"
+            )
 
 
-PoolOfNumbers.TestCase.settings = settings(max_examples=200, stateful_step_count=40)
-TestPoolOfNumbers = PoolOfNumbers.TestCase
+LanesMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
+TestLanesMachine = LanesMachine.TestCase
 
 
-def test_user_code_is_not_starved_by_a_stream_of_own_statements() -> None:
+@pytest.mark.slow
+def test_limits_hold_after_many_operations_in_any_order() -> None:
+    run_state_machine_as_test(LanesMachine, settings=settings(max_examples=400, stateful_step_count=40))
+
+
+def test_own_statements_do_not_starve_user_code() -> None:
     lanes: Lanes[int] = Lanes(1, 1)
     woken: list[str] = []
     assert lanes.take(lanes.own)
@@ -141,8 +155,8 @@ def test_user_code_is_not_starved_by_a_stream_of_own_statements() -> None:
 
 
 @pytest.mark.parametrize("granted", [False, True])
-def test_a_call_that_gives_up_twice_gives_up_once(granted: bool) -> None:
-    """A pool that closes dismisses calls, which then leave by themselves."""
+def test_leaving_the_queue_twice_has_the_effect_of_once(granted: bool) -> None:
+    """A closing pool wakes waiting calls, which then leave the queue themselves."""
     lanes: Lanes[int] = Lanes(1, 0)
     assert lanes.take(lanes.lent)
     ticket = lanes.queue(lanes.lent, lambda: None)

@@ -1,4 +1,4 @@
-"""What an application opens for its tasks, and closes after them."""
+"""The lifespan: opened before the first task and closed after the last."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from graphile_worker import App, ConfigurationError, GraphileWorkerError, JobContext, run, run_once
-from graphile_worker._runtime import lifecycle
-from graphile_worker._runtime import lifespan as lifespan_module
+from graphile_worker._worker import lifecycle, lifespan as lifespan_module
 from graphile_worker.testing import drain
 from support.commands import Cli
 from support.jobs import existing
-from support.workers import DEADLINE, Gate, Heard, locked, nothing
+from support.workers import DEADLINE, EventRecorder, Gate, locked, nothing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -34,58 +33,60 @@ def databases(graphile_worker_databases: Databases) -> Databases:
 
 @dataclass
 class State:
-    said: list[str] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
 
 
-async def test_tasks_have_what_it_gives_from_their_first_to_their_last(database: str) -> None:
+async def test_lifespan_state_is_open_from_the_first_task_to_the_last(database: str) -> None:
     state = State()
     tasks: list[Any] = []
 
     @asynccontextmanager
     async def lifespan(app: App) -> AsyncIterator[State]:
         tasks.append(asyncio.current_task())
-        state.said.append(f"opened for {list(app.tasks)}")
+        state.log.append(f"opened for {list(app.tasks)}")
         yield state
         tasks.append(asyncio.current_task())
-        state.said.append("closed")
+        state.log.append("closed")
 
     app = App(database, lifespan=lifespan)
 
     @app.task
     async def hello(ctx: JobContext[State], name: str) -> None:
-        ctx.state.said.append(name)
+        ctx.state.log.append(name)
 
     @app.task
     def on_thread(ctx: JobContext[State]) -> None:
-        ctx.state.said.append("thread")
+        ctx.state.log.append("thread")
 
     async with app:
         await hello.enqueue("Ann")
         await on_thread.enqueue()
         await app.run_once()
         async with app.running():
-            state.said.append("running")
+            state.log.append("running")
     opened = "opened for ['hello', 'on_thread']"
-    assert state.said == [opened, "Ann", "thread", "closed", opened, "running", "closed"]
-    assert tasks[0] is tasks[1] is not None, "entered and left in one task, as some insist"
+    assert state.log == [opened, "Ann", "thread", "closed", opened, "running", "closed"]
+    assert tasks[0] is tasks[1] is not None, (
+        "the lifespan must be entered and left in one asyncio task, because some libraries require it"
+    )
 
 
-async def test_it_is_closed_after_the_jobs_that_are_interrupted(database: str) -> None:
-    gate, said = Gate(), []
+async def test_lifespan_closes_after_interrupted_jobs_end(database: str) -> None:
+    gate, log = Gate(), []
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
         yield
-        said.append(list(gate.cancelled))
+        log.append(list(gate.cancelled))
 
     runner = await run({"task": gate}, database, lifespan=lifespan, handle_signals=False)
     await runner.add_job("task", 1)
-    await gate.until_begun()
+    await gate.until_started()
     await runner.stop(grace=0)
-    assert said == [[1]]
+    assert log == [[1]]
 
 
-async def test_a_worker_whose_lifespan_fails_does_not_begin(
+async def test_worker_whose_lifespan_fails_does_not_start(
     database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     @asynccontextmanager
@@ -93,22 +94,22 @@ async def test_a_worker_whose_lifespan_fails_does_not_begin(
         raise OSError("no model")
         yield
 
-    heard = Heard()
+    recorder = EventRecorder()
     with pytest.raises(OSError, match="no model") as caught:
-        await run({"task": print}, database, lifespan=lifespan, handle_signals=False, events=heard.events)
+        await run({"task": print}, database, lifespan=lifespan, handle_signals=False, events=recorder.events)
     line = unwrap(lifespan).__code__.co_firstlineno + 2
     here = Path(__file__).relative_to(Path.cwd())
     assert caught.value.__notes__ == [
         f"The lifespan failed before the first job, in lifespan ({here}, line {line})."
     ]
-    fatal = heard.named("pool:fatalError")[0]
+    fatal = recorder.named("pool:fatalError")[0]
     assert (fatal.action, fatal.error) == ("lifespan", caught.value)
-    assert "could not be closed" not in caplog.text
-    with pytest.raises(ConfigurationError, match="a function that makes an async context manager"):
+    assert "failed while it was closed" not in caplog.text
+    with pytest.raises(ConfigurationError, match="must be a function that returns an async context manager"):
         await run({"task": print}, database, lifespan=3)  # type: ignore[arg-type]
 
 
-async def test_one_that_cannot_be_closed_is_logged_and_nothing_is_lost(
+async def test_lifespan_that_fails_to_close_is_logged(
     database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     @asynccontextmanager
@@ -125,14 +126,14 @@ async def test_one_that_cannot_be_closed_is_logged_and_nothing_is_lost(
     await runner.add_job("task")
     await runner.stop()
     assert found in ([], [3])
-    assert "The lifespan could not be closed: OSError('stuck')" in caplog.text
+    assert "The lifespan failed while it was closed: OSError('stuck')" in caplog.text
 
 
-@pytest.mark.parametrize("tells", [True, False])
-async def test_one_that_ends_by_itself_ends_the_worker(
-    database: str, db: asyncpg.Connection, caplog: pytest.LogCaptureFixture, *, tells: bool
+@pytest.mark.parametrize("raises", [True, False])
+async def test_lifespan_that_ends_early_stops_the_worker(
+    database: str, db: asyncpg.Connection, caplog: pytest.LogCaptureFixture, *, raises: bool
 ) -> None:
-    gate, heard, lose = Gate(), Heard(), asyncio.Event()
+    gate, recorder, lose = Gate(), EventRecorder(), asyncio.Event()
 
     async def background() -> None:
         await lose.wait()
@@ -145,30 +146,32 @@ async def test_one_that_ends_by_itself_ends_the_worker(
                 group.create_task(background())
                 yield
         except BaseException:
-            if tells:
+            if raises:
                 raise
 
-    runner = await run({"task": gate}, database, lifespan=lifespan, handle_signals=False, events=heard.events)
+    runner = await run(
+        {"task": gate}, database, lifespan=lifespan, handle_signals=False, events=recorder.events
+    )
     job = await runner.add_job("task", 1)
-    await gate.until_begun()
+    await gate.until_started()
     lose.set()
     with pytest.raises(GraphileWorkerError, match="ended") as caught:
         async with asyncio.timeout(DEADLINE):
             await runner.wait()
     assert gate.cancelled == [1]
-    assert (await existing(db, job.id))["attempts"] == 0, "it was given back"
+    assert (await existing(db, job.id))["attempts"] == 0, "the attempt must be given back"
     assert await locked(db) == []
-    fatal = heard.named("pool:fatalError")[0]
+    fatal = recorder.named("pool:fatalError")[0]
     assert fatal.action == "lifespan"
     assert f"in lifespan ({Path(__file__).relative_to(Path.cwd())}, line " in str(caught.value)
-    if tells:
+    if raises:
         assert isinstance(fatal.error, ExceptionGroup)
         assert caught.value.__cause__ is fatal.error
         assert "the other side is gone" in caplog.text
-    assert "could not be closed" not in caplog.text
+    assert "failed while it was closed" not in caplog.text
 
 
-async def test_a_test_that_drains_is_told_that_it_ended(database: str) -> None:
+async def test_drain_raises_if_the_lifespan_ends_early(database: str) -> None:
     lose, lost = asyncio.Event(), asyncio.Event()
 
     async def background() -> None:
@@ -197,12 +200,12 @@ async def test_a_test_that_drains_is_told_that_it_ended(database: str) -> None:
             await drain(app)
 
 
-@pytest.mark.parametrize("heeds", [True, False])
-async def test_one_that_does_not_close_is_cancelled_and_then_left_alone(
-    database: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, *, heeds: bool
+@pytest.mark.parametrize("reacts", [True, False])
+async def test_lifespan_that_does_not_close_is_cancelled_and_then_abandoned(
+    database: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, *, reacts: bool
 ) -> None:
     monkeypatch.setattr(lifecycle, "GIVE_UP_AFTER", 2.0)
-    monkeypatch.setattr(lifespan_module, "_AT_LEAST", 0.05)
+    monkeypatch.setattr(lifespan_module, "_MIN_CLOSE_TIME", 0.05)
     release, left = asyncio.Event(), asyncio.Event()
 
     @asynccontextmanager
@@ -211,21 +214,21 @@ async def test_one_that_does_not_close_is_cancelled_and_then_left_alone(
         try:
             await asyncio.Event().wait()
         finally:
-            if not heeds:
+            if not reacts:
                 await release.wait()
             left.set()
 
     runner = await run({"task": nothing}, database, lifespan=lifespan, handle_signals=False)
     async with asyncio.timeout(DEADLINE):
         await runner.stop(grace=0)
-        assert "The lifespan takes too long to close: it is cancelled" in caplog.text
-        assert left.is_set() == heeds
-        assert ("going on without it" in caplog.text) != heeds
+        assert "The lifespan takes too long to close" in caplog.text
+        assert left.is_set() == reacts
+        assert ("The lifespan does not end" in caplog.text) != reacts
         release.set()
         await left.wait()
 
 
-async def test_without_one_there_is_no_state(database: str) -> None:
+async def test_state_is_none_without_a_lifespan(database: str) -> None:
     found: list[Any] = []
 
     async def task(_payload: object, ctx: JobContext) -> None:
@@ -238,7 +241,7 @@ async def test_without_one_there_is_no_state(database: str) -> None:
     assert found == [None]
 
 
-async def test_a_start_that_is_cancelled_closes_it(database: str) -> None:
+async def test_cancelled_start_closes_the_lifespan(database: str) -> None:
     opening, closed = asyncio.Event(), []
 
     @asynccontextmanager
@@ -258,7 +261,7 @@ async def test_a_start_that_is_cancelled_closes_it(database: str) -> None:
     assert closed == [True]
 
 
-def test_what_cannot_be_one_is_refused_at_once() -> None:
+def test_invalid_lifespan_is_rejected_at_once() -> None:
     async def yields(_app: App) -> AsyncIterator[None]:
         yield
 
@@ -266,11 +269,11 @@ def test_what_cannot_be_one_is_refused_at_once() -> None:
     async def takes_nothing() -> AsyncIterator[None]:
         yield
 
-    with pytest.raises(ConfigurationError, match="called with the app, and must take one argument"):
+    with pytest.raises(ConfigurationError, match=r"lifespan.*one argument"):
         App("postgres://", lifespan=takes_nothing)  # type: ignore[arg-type]
     app = App("postgres://", lifespan=yields)  # type: ignore[arg-type]
     app.task(_nothing)
-    with pytest.raises(ConfigurationError, match="Put @asynccontextmanager above yields, the lifespan"):
+    with pytest.raises(ConfigurationError, match=r"lifespan yields .*@asynccontextmanager"):
         asyncio.run(app.run_once())
 
 
@@ -296,12 +299,13 @@ async def hello(): ...
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("error", ["OSError('no')", "ValueError('no')", "ConfigurationError('no')"])
-async def test_the_command_shows_where_the_lifespan_failed(database: str, tmp_path: Path, error: str) -> None:
+async def test_run_command_shows_where_the_lifespan_failed(database: str, tmp_path: Path, error: str) -> None:
     (tmp_path / "shop.py").write_text(FAILING.format(error=error))
     done = await Cli(database, tmp_path)("run", "shop:app")
     assert done.returncode == 1
-    assert "The worker cannot start: its lifespan failed\nTraceback" in done.stderr
+    assert "Cannot start the worker: its lifespan failed\nTraceback" in done.stderr
     assert 'shop.py", line 6, in connect' in done.stderr
     assert done.stderr.endswith("The lifespan failed before the first job, in lifespan (shop.py, line 10).\n")
-    assert "graphile_worker/" not in done.stderr, "no frames of the library"
+    assert "graphile_worker/" not in done.stderr, "the traceback must not show frames of the library"

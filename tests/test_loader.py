@@ -1,4 +1,4 @@
-"""Tasks from files: which there are, and what is said about those that cannot be loaded."""
+"""Tasks loaded from files and modules, and the errors for files that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from graphile_worker import ConfigurationError, run, run_once
-from graphile_worker.executable import Executable
-from graphile_worker.loader import load_named, load_tasks
+from graphile_worker._tasks.executable import Executable
+from graphile_worker._tasks.loader import load_object, load_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current folder; what is imported from it is forgotten."""
+    """The current folder. Modules imported from it are removed from `sys.modules`."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "tasks"]:
         del sys.modules[name]
     before = set(sys.modules)
@@ -38,7 +38,7 @@ def write(path: Path, text: str, *, executable: bool = False) -> Path:
     return path
 
 
-def test_nested_folders_are_part_of_the_identifier(here: Path) -> None:
+def test_nested_folders_are_part_of_the_task_identifier(here: Path) -> None:
     write(here / "tasks/hello.py", "def hello(payload): ...")
     write(here / "tasks/mail/send/now.py", "async def now(payload, ctx): ...")
     assert list(load_tasks("tasks")) == ["hello", "mail/send/now"]
@@ -54,14 +54,14 @@ def test_nested_folders_are_part_of_the_identifier(here: Path) -> None:
         "class Sender:\n  def __call__(self, payload): return 'it'\ntask = Sender()",
     ],
 )
-def test_the_handler_is_task_or_named_like_the_file_or_has_the_decorator(here: Path, text: str) -> None:
+def test_handler_is_named_task_or_like_the_file_or_is_decorated(here: Path, text: str) -> None:
     write(here / "tasks/send-mail.py", text)
     tasks = load_tasks("tasks")
     assert list(tasks) == ["send-mail"]
     assert tasks["send-mail"](None) == "it"
 
 
-def test_a_file_may_have_more_tasks_if_they_are_named(here: Path) -> None:
+def test_file_may_contain_several_named_tasks(here: Path) -> None:
     write(
         here / "tasks/mail.py",
         "from graphile_worker import task\n"
@@ -71,9 +71,7 @@ def test_a_file_may_have_more_tasks_if_they_are_named(here: Path) -> None:
     assert sorted(load_tasks("tasks")) == ["mail", "mail/later"]
 
 
-def test_files_that_can_be_executed_are_tasks_and_others_are_not(
-    here: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_only_python_and_executable_files_are_tasks(here: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "graphile_worker")
     script = write(here / "tasks/backup.sh", "#!/bin/sh\n", executable=True)
     write(here / "tasks/README.md", "")
@@ -88,12 +86,15 @@ def test_files_that_can_be_executed_are_tasks_and_others_are_not(
     assert tasks["backup"].path == script
     write(here / "tasks/forgotten.sh", "#!/bin/sh")
     assert list(load_tasks("tasks")) == ["backup", "linked"]
-    assert "forgotten.sh is ignored: it cannot be executed. Try: chmod +x tasks/forgotten.sh" in caplog.text
-    assert "README.md is ignored: it is neither Python" in caplog.text
-    assert "what is this.sh is ignored: its name cannot be that of a task" in caplog.text
+    assert (
+        "Ignoring tasks/forgotten.sh: it is a script, but not executable. Run chmod +x tasks/forgotten.sh"
+        in caplog.text
+    )
+    assert "Ignoring tasks/README.md: it is neither a Python file" in caplog.text
+    assert "Ignoring tasks/what is this.sh: its name" in caplog.text
 
 
-def test_tasks_can_import_each_other_and_what_is_beside_the_folder(here: Path) -> None:
+def test_tasks_can_import_each_other_and_modules_next_to_the_folder(here: Path) -> None:
     write(here / "shop.py", "PRICE = 7")
     write(here / "tasks/_shared.py", "def twice(n): return 2 * n")
     write(
@@ -103,13 +104,13 @@ def test_tasks_can_import_each_other_and_what_is_beside_the_folder(here: Path) -
     assert load_tasks("tasks")["pay"](None) == 14
 
 
-def test_the_folder_may_be_a_package(here: Path) -> None:
+def test_task_folder_may_be_a_package(here: Path) -> None:
     write(here / "tasks/__init__.py", "NAME = 'shop'")
     write(here / "tasks/name.py", "from tasks import NAME\ndef name(payload): return NAME")
     assert load_tasks("tasks")["name"](None) == "shop"
 
 
-def test_a_folder_may_stand_beside_a_file_of_its_name(here: Path) -> None:
+def test_folder_and_file_may_have_the_same_name(here: Path) -> None:
     write(here / "tasks/mail.py", "def mail(payload): return 1")
     write(here / "tasks/mail/send.py", "def send(payload): return 2")
     write(here / "tasks/v1.2/send.py", "1 / 0")
@@ -117,7 +118,7 @@ def test_a_folder_may_stand_beside_a_file_of_its_name(here: Path) -> None:
     assert {name: function(None) for name, function in tasks.items()} == {"mail": 1, "mail/send": 2}
 
 
-def test_in_a_module_a_task_has_the_name_that_it_has_there(here: Path) -> None:
+def test_task_in_a_module_is_named_like_its_variable(here: Path) -> None:
     write(
         here / "tasks.py",
         "from graphile_worker import task\n"
@@ -133,17 +134,19 @@ def test_in_a_module_a_task_has_the_name_that_it_has_there(here: Path) -> None:
         here / "double.py",
         "from graphile_worker import task\n@task('x')\ndef a(p): ...\n@task('x')\ndef b(p): ...",
     )
-    with pytest.raises(ConfigurationError, match=r"double.py has two tasks 'x'\. Rename one"):
+    with pytest.raises(ConfigurationError, match=r"double.py has two tasks named 'x'"):
         load_tasks("double.py")
 
 
-def test_two_folders_of_the_same_name_do_not_get_in_each_others_way(here: Path) -> None:
+def test_two_folders_with_the_same_name_do_not_conflict(here: Path) -> None:
     write(here / "a/tasks/one.py", "def one(payload): return 1")
     write(here / "b/tasks/one.py", "def one(payload): return 2")
     assert [load_tasks(f"{folder}/tasks")["one"](None) for folder in "ab"] == [1, 2]
 
 
-def test_a_module_in_place_of_the_folder_has_many(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_module_instead_of_a_folder_may_have_several_tasks(
+    here: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write(
         here / "tasks.py",
         "from os.path import join\n"
@@ -154,10 +157,10 @@ def test_a_module_in_place_of_the_folder_has_many(here: Path, caplog: pytest.Log
         "class Four: ...\n",
     )
     assert list(load_tasks("tasks")) == ["one", "two"]
-    assert "three is ignored" in caplog.text
+    assert "Ignoring three" in caplog.text
 
 
-def test_in_a_module_the_decorator_and_all_choose(here: Path) -> None:
+def test_decorator_or_all_select_the_tasks_of_a_module(here: Path) -> None:
     write(
         here / "marked.py",
         "from graphile_worker import task\n"
@@ -171,13 +174,13 @@ def test_in_a_module_the_decorator_and_all_choose(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("def task(payload:\n  pass", "tasks/bad.py, line 1: SyntaxError: "),
         ("\n\nimport nowhere", "tasks/bad.py, line 3: ModuleNotFoundError: No module named 'nowhere'"),
         ("\ndef f(): 1 / 0\nf()", "tasks/bad.py, line 2: ZeroDivisionError: division by zero"),
-        ("import sys\nsys.exit(3)", "tasks/bad.py, line 2: it ends the program when it is imported."),
-        ("", "tasks/bad.py has no task: give it a function bad(payload), or one with @task."),
+        ("import sys\nsys.exit(3)", "tasks/bad.py, line 2: the file exits the program"),
+        ("", "tasks/bad.py has no task. Add a function bad(payload)"),
         ("bad = 3", "tasks/bad.py has no task"),
         (
             "from graphile_worker import task\n@task\ndef a(p): ...\n@task\ndef b(p): ...",
@@ -195,51 +198,53 @@ def test_in_a_module_the_decorator_and_all_choose(here: Path) -> None:
         ),
     ],
 )
-def test_a_file_that_cannot_be_loaded_is_named_with_its_line(here: Path, text: str, says: str) -> None:
+def test_file_that_cannot_be_loaded_is_named_with_its_line(here: Path, text: str, message: str) -> None:
     write(here / "tasks/bad.py", text)
     write(here / "broken.py", "def f(): return\\\n  1 / 0\nf()")
     write(here / "wrong.py", "def")
-    for _ in range(2):  # and it is no better the second time
+    for _ in range(2):  # a second attempt has the same error
         with pytest.raises(ConfigurationError) as caught:
             load_tasks("tasks")
-        assert says in str(caught.value)
+        assert message in str(caught.value)
 
 
-def test_nothing_to_load_says_what_to_do(here: Path) -> None:
-    with pytest.raises(ConfigurationError, match=rf"{here}/tasks does not exist\. Make that folder"):
+def test_missing_or_empty_task_folder_is_rejected_with_advice(here: Path) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{here}/tasks does not exist\. Create the folder"):
         load_tasks("tasks")
     (here / "tasks").mkdir()
-    with pytest.raises(ConfigurationError, match=r"For a task hello, add hello\.py to it"):
+    with pytest.raises(ConfigurationError, match=r"create hello\.py"):
         load_tasks("tasks")
 
 
 @pytest.mark.parametrize("function", [run, run_once])
-async def test_tasks_come_from_one_place(here: Path, function: Callable[..., Awaitable[object]]) -> None:
-    with pytest.raises(ConfigurationError, match="one of the two"):
+async def test_tasks_and_task_directory_are_mutually_exclusive(
+    here: Path, function: Callable[..., Awaitable[object]]
+) -> None:
+    with pytest.raises(ConfigurationError, match="either tasks, or task_directory"):
         await function(dsn="embedded:")
-    with pytest.raises(ConfigurationError, match="one of the two"):
+    with pytest.raises(ConfigurationError, match="either tasks, or task_directory"):
         await function({"hello": print}, "embedded:", task_directory=here)
     with pytest.raises(ConfigurationError, match="nowhere does not exist"):
         await function(dsn="embedded:", task_directory="nowhere")
 
 
-def test_one_task_in_two_files_is_refused(here: Path) -> None:
+def test_task_in_two_files_is_rejected(here: Path) -> None:
     write(here / "tasks/hello.py", "def hello(payload): ...")
     write(here / "tasks/hello.sh", "#!/bin/sh\n", executable=True)
     with pytest.raises(ConfigurationError, match=r"'hello' is in tasks/hello.py and in tasks/hello.sh"):
         load_tasks("tasks")
 
 
-def test_a_mapping_of_a_module(here: Path) -> None:
+def test_named_mapping_is_loaded_from_a_module(here: Path) -> None:
     write(
         here / "shop/jobs.py", "def hello(payload): ...\nclass Mine:\n  tasks = {'hello': hello}\ntasks = 3"
     )
-    assert list(load_named("shop.jobs:Mine.tasks")) == ["hello"]
-    for target, says in {
-        "shop.jobs": "it must look like module:app",
+    assert list(load_object("shop.jobs:Mine.tasks")) == ["hello"]
+    for target, message in {
+        "shop.jobs": "it must have the form module:app",
         "shop.job:tasks": "There is no module shop.job.",
-        "shop.jobs:task": "The module shop.jobs has no task. Did you mean tasks?",
+        "shop.jobs:task": "The module shop.jobs has no attribute task. Did you mean tasks?",
     }.items():
         with pytest.raises(ConfigurationError) as caught:
-            load_named(target)
-        assert says in str(caught.value)
+            load_object(target)
+        assert message in str(caught.value)

@@ -1,14 +1,14 @@
-"""A job that another worker took, or that was removed, while it ran: what it came to is not recorded."""
+"""The outcome of a job is not recorded if another worker claimed it, or it was removed, while it ran."""
 
 from __future__ import annotations
 
 import functools
 from typing import TYPE_CHECKING, Any
 
-from graphile_worker import Drained, JobContext, run_once
-from graphile_worker.testing import Summary, drain
+from graphile_worker import JobContext, RunSummary, run_once
+from graphile_worker.testing import drain
 from support.jobs import add
-from support.workers import Heard
+from support.workers import EventRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 once = functools.partial(run_once, handle_signals=False)
 
 
-def tasks(db: asyncpg.Connection) -> dict[str, Callable[..., Any]]:
-    """Of each kind one that ends as usual, and one that loses its job before."""
+def make_tasks(db: asyncpg.Connection) -> dict[str, Callable[..., Any]]:
+    """Return a task that loses its claim or fails, as its payload says."""
 
     async def run(payload: dict[str, Any], ctx: JobContext) -> None:
         if payload["is_lost"]:
@@ -29,7 +29,7 @@ def tasks(db: asyncpg.Connection) -> dict[str, Callable[..., Any]]:
                 ctx.job.id,
             )
         if payload["fails"]:
-            raise ValueError("as told")
+            raise ValueError("on purpose")
 
     return {"run": run}
 
@@ -40,19 +40,21 @@ async def add_all(db: asyncpg.Connection) -> None:
             await add(db, "run", payload={"is_lost": is_lost, "fails": fails})
 
 
-async def test_run_once_counts_only_what_is_recorded(db: asyncpg.Connection, database: str) -> None:
-    heard = Heard()
+async def test_run_once_does_not_count_lost_jobs(db: asyncpg.Connection, database: str) -> None:
+    recorder = EventRecorder()
     await add_all(db)
-    assert await once(tasks(db), database, events=heard.events, concurrency=1) == Drained(done=1, failed=1)
-    assert heard.counts["job:lost"] == 2
+    assert await once(make_tasks(db), database, events=recorder.events, concurrency=1) == RunSummary(
+        succeeded=1, failed=1
+    )
+    assert recorder.counts["job:lost"] == 2
     assert await db.fetchval("select count(*) from graphile_worker.jobs where locked_by = 'another'") == 2
 
 
-async def test_drain_counts_only_what_is_recorded(db: asyncpg.Connection, database: str) -> None:
+async def test_drain_does_not_count_lost_jobs(db: asyncpg.Connection, database: str) -> None:
     await add_all(db)
-    assert await drain(tasks(db), dsn=database) == Summary(done=1, failed=1)
+    assert await drain(make_tasks(db), dsn=database) == RunSummary(succeeded=1, failed=1)
 
 
-async def test_drain_raises_no_error_of_a_lost_job(db: asyncpg.Connection, database: str) -> None:
+async def test_drain_does_not_raise_the_error_of_a_lost_job(db: asyncpg.Connection, database: str) -> None:
     await add(db, "run", payload={"is_lost": True, "fails": True})
-    assert await drain(tasks(db), dsn=database, raise_errors=True) == Summary()
+    assert await drain(make_tasks(db), dsn=database, raise_errors=True) == RunSummary()

@@ -1,4 +1,4 @@
-"""Very many jobs, from Python, on each PostgreSQL; what the command does with them is in test_cli_*.py."""
+"""Bulk operations on jobs from Python. The tests of the command are in test_cli_*.py."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import asyncpg
 import pytest
 
 from graphile_worker import InvalidJobError, WorkerUtils
-from graphile_worker.many_jobs import Batch, Change, JobFilter
-from support.jobs import add, bring_to, count, existing, lock
+from graphile_worker._client.bulk import BatchResult, Change, JobFilter
+from support.jobs import add, count, existing, lock, put_in_state
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -23,46 +23,52 @@ async def utils(database: str) -> AsyncIterator[WorkerUtils]:
         yield utils
 
 
-async def done(utils: WorkerUtils, change: Change, chosen: JobFilter | list[int]) -> list[Batch]:
+async def apply_change(
+    utils: WorkerUtils, change: Change, chosen: JobFilter | list[int]
+) -> list[BatchResult]:
     return [batch async for batch in utils.many.change(change, chosen)]
 
 
-async def states(db: asyncpg.Connection) -> dict[str, int]:
-    """A job in each state."""
+async def add_job_in_each_state(db: asyncpg.Connection) -> dict[str, int]:
+    """Add one job in each state, and return the ids by state."""
     found = {}
     for state in ("new", "retrying", "failed", "locked", "stale"):
         found[state] = int((await add(db, queue_name="q" if state == "new" else None))["id"])
-        await bring_to(db, state, found[state])
+        await put_in_state(db, state, found[state])
     return found
 
 
-async def test_changes_leave_running_jobs_alone(db: asyncpg.Connection, utils: WorkerUtils) -> None:
-    ids = await states(db)
+async def test_bulk_changes_skip_running_jobs(db: asyncpg.Connection, utils: WorkerUtils) -> None:
+    ids = await add_job_in_each_state(db)
     everything = list(ids.values())
-    assert await done(utils, Change.retry(), everything) == [Batch(5, [ids["retrying"], ids["failed"]])]
+    assert await apply_change(utils, Change.retry(), everything) == [
+        BatchResult(5, [ids["retrying"], ids["failed"]])
+    ]
     later = Change.reschedule(run_at=timedelta(minutes=1), priority=3)
-    [batch] = await done(utils, later, everything)
+    [batch] = await apply_change(utils, later, everything)
     assert batch.changed == [ids[state] for state in ("new", "retrying", "failed", "stale")]
     assert (await existing(db, ids["new"]))["priority"] == 3
-    [batch] = await done(utils, Change.fail("why"), JobFilter(queue_name="q"))
-    assert batch == Batch(1, [ids["new"]])
+    [batch] = await apply_change(utils, Change.fail("why"), JobFilter(queue_name="q"))
+    assert batch == BatchResult(1, [ids["new"]])
     assert await utils.many.count(JobFilter(), Change.complete()) == 4
-    [batch] = await done(utils, Change.complete(), JobFilter())
+    [batch] = await apply_change(utils, Change.complete(), JobFilter())
     assert batch.seen == 4
-    left = await utils.many.explain_left(everything)
+    left = await utils.many.read_unchanged(everything)
     assert [(one.id, one.locked_by, one.state) for one in left] == [(ids["locked"], "w", "running")]
 
 
-async def test_cancelling_many(db: asyncpg.Connection, utils: WorkerUtils) -> None:
-    ids = await states(db)
-    [batch] = await done(utils, Change.cancel("enough"), JobFilter())
+async def test_bulk_cancel_requests_cancellation_of_running_jobs(
+    db: asyncpg.Connection, utils: WorkerUtils
+) -> None:
+    ids = await add_job_in_each_state(db)
+    [batch] = await apply_change(utils, Change.cancel("enough"), JobFilter())
     assert batch.changed == [ids[state] for state in ("new", "retrying", "locked", "stale")]
     assert batch.requested == 1
     assert (await existing(db, ids["new"]))["last_error"] == "Cancelled: enough"
     assert await utils.cancel_job(ids["failed"]) is None
 
 
-async def test_pages_of_jobs(db: asyncpg.Connection, utils: WorkerUtils) -> None:
+async def test_jobs_are_read_page_by_page(db: asyncpg.Connection, utils: WorkerUtils) -> None:
     for _ in range(5):
         await add(db)
     pages = [[job.id for job in page] async for page in utils.many.pages(JobFilter(), after=1, size=2)]
@@ -71,11 +77,11 @@ async def test_pages_of_jobs(db: asyncpg.Connection, utils: WorkerUtils) -> None
         assert [page async for page in none] == []
 
 
-async def test_out_and_in(db: asyncpg.Connection, utils: WorkerUtils) -> None:
-    await states(db)
+async def test_exported_jobs_can_be_imported(db: asyncpg.Connection, utils: WorkerUtils) -> None:
+    await add_job_in_each_state(db)
     before = await db.fetch("select * from graphile_worker.jobs order by id")
     [lines] = [lines async for lines in utils.many.export(JobFilter())]
-    with pytest.raises(InvalidJobError, match="there is a job 1 already"):
+    with pytest.raises(InvalidJobError, match=r"(?i)line 1\b.*\b1 already exists"):
         [_ async for _ in utils.many.import_lines(lines, new_ids=False)]
     await db.execute("delete from graphile_worker._private_jobs")
     assert [step.jobs async for step in utils.many.import_lines(lines, new_ids=False)] == [5]
@@ -87,7 +93,7 @@ async def test_out_and_in(db: asyncpg.Connection, utils: WorkerUtils) -> None:
     assert await count(db) == 11
 
 
-async def test_queues_and_what_runs(db: asyncpg.Connection, utils: WorkerUtils) -> None:
+async def test_queues_and_running_jobs_are_listed(db: asyncpg.Connection, utils: WorkerUtils) -> None:
     await lock(db, (await add(db, "a", queue_name="q"))["id"], by="w")
     await add(db, "b", queue_name="q")
     await add(db, "c", queue_name="r")
@@ -100,11 +106,11 @@ async def test_queues_and_what_runs(db: asyncpg.Connection, utils: WorkerUtils) 
     assert (job.task_identifier, job.queue_name, job.locked_by) == ("a", "q", "w")
 
 
-async def test_what_migrate_would_do(utils: WorkerUtils, empty_database: str) -> None:
+async def test_pending_migrations_has_revision_and_script(utils: WorkerUtils, empty_database: str) -> None:
     assert await utils.pending_migrations() == (20, [], "")
     async with WorkerUtils(empty_database) as other:
         pending = await other.pending_migrations()
         assert pending.revision is None
-        async with other.lend_connection() as connection:
+        async with other.connection() as connection:
             await connection.execute(pending.script)
         assert (await other.pending_migrations()).what == []

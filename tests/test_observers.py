@@ -1,4 +1,4 @@
-"""What only observes a worker cannot break it: loggers, their filters and handlers, listeners, stderr."""
+"""Errors in loggers, filters, handlers, event listeners and stderr do not break a worker."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from graphile_worker import Events, logs
+from graphile_worker import Events
+from graphile_worker._base import logs
+from graphile_worker._base.logs import ScopedLogger
 from graphile_worker.events import Stop
-from graphile_worker.logs import ScopedLogger
 from graphile_worker.testing import Databases
 from support.jobs import add, count
 from support.waiting import until
-from support.workers import Heard, locked, running
+from support.workers import EventRecorder, locked, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,27 +34,27 @@ def databases(graphile_worker_databases: Databases) -> Databases:
 
 
 @pytest.fixture(autouse=True)
-def _said_nothing_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "_said_at", None, raising=False)
+def _no_earlier_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "_last_report_at", None, raising=False)
 
 
-class Broken(logging.Handler):
-    """A handler of a log server that is away."""
+class BrokenHandler(logging.Handler):
+    """A handler for a log server that is down."""
 
     def __init__(self, error: type[BaseException]) -> None:
         super().__init__()
         self.error = error
-        self.asked = 0
-        self.is_away = True
+        self.calls = 0
+        self.is_down = True
 
     def emit(self, _record: logging.LogRecord) -> None:
-        self.asked += 1
-        if self.is_away:
-            raise self.error("the log server is away")
+        self.calls += 1
+        if self.is_down:
+            raise self.error("the log server is down")
 
     def attached(self) -> logging.Logger:
-        """The logger of a user that writes here."""
-        logger: logging.Logger = logging.Logger("broken", logging.DEBUG)  # noqa: LOG001 - gone after the test
+        """Return a logger that uses this handler."""
+        logger: logging.Logger = logging.Logger("broken", logging.DEBUG)  # noqa: LOG001 - for one test
         logger.addHandler(self)
         return logger
 
@@ -68,8 +69,8 @@ class BrokenFormatter(logging.Formatter):
         raise OSError("the formatter is broken")
 
 
-class Deaf(logging.Logger):
-    """A logger from the user that cannot even say whether it is enabled."""
+class BrokenLogger(logging.Logger):
+    """A logger whose isEnabledFor raises."""
 
     def isEnabledFor(self, _level: int) -> bool:  # noqa: N802 - the name in logging
         raise OSError("the logger is broken")
@@ -77,9 +78,11 @@ class Deaf(logging.Logger):
 
 @contextmanager
 def broken_logger(how: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
-    logger: logging.Logger = (Deaf if how == "logger" else logging.Logger)(f"broken {how}", logging.DEBUG)
+    logger: logging.Logger = (BrokenLogger if how == "logger" else logging.Logger)(
+        f"broken {how}", logging.DEBUG
+    )
     if how in {"formatter", "closed stderr"}:
-        # The standard library reports what goes wrong in a handler on stderr, and raises if that is closed.
+        # logging reports errors of a handler on stderr, and raises if stderr is closed.
         closed = io.StringIO()
         closed.close()
         monkeypatch.setattr(sys, "stderr", closed)
@@ -90,13 +93,13 @@ def broken_logger(how: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[logging
     elif how == "filter":
         logger.addFilter(BrokenFilter())
     elif how == "handler":
-        logger = Broken(OSError).attached()
+        logger = BrokenHandler(OSError).attached()
     yield logger
 
 
 @contextmanager
-def library_handler(handler: Broken) -> Iterator[Broken]:
-    """The handler on the logger that the library uses by default."""
+def library_handler(handler: BrokenHandler) -> Iterator[BrokenHandler]:
+    """Attach the handler to the default logger of the library."""
     logger = logging.getLogger("graphile_worker")
     level = logger.level
     logger.addHandler(handler)
@@ -109,7 +112,7 @@ def library_handler(handler: Broken) -> Iterator[Broken]:
 
 
 async def check_ten_jobs(db: asyncpg.Connection, dsn: str, **options: Any) -> None:
-    """Ten jobs run, the worker stays ready, and nothing stays locked."""
+    """Check that ten jobs run, the worker stays ready, and nothing stays locked."""
     ran: list[int] = []
 
     async def task(payload: int) -> None:
@@ -133,22 +136,23 @@ async def check_ten_jobs(db: asyncpg.Connection, dsn: str, **options: Any) -> No
 
 
 class TestLogging:
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize("how", ["handler", "filter", "formatter", "closed stderr", "logger"])
-    async def test_a_broken_logger_breaks_no_job(
+    async def test_broken_logger_does_not_affect_jobs(
         self, db: asyncpg.Connection, database: str, how: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with broken_logger(how, monkeypatch) as logger:
             await check_ten_jobs(db, database, logger=logger)
 
     @pytest.mark.parametrize("error", EXITS)
-    async def test_a_broken_handler_of_the_library_logger_breaks_no_job(
+    async def test_broken_handler_on_the_library_logger_does_not_affect_jobs(
         self, db: asyncpg.Connection, database: str, error: type[BaseException]
     ) -> None:
-        with library_handler(Broken(error)) as handler:
+        with library_handler(BrokenHandler(error)) as handler:
             await check_ten_jobs(db, database)
-        assert handler.asked > 10
+        assert handler.calls > 10
 
-    async def test_a_log_server_that_goes_away_and_comes_back_costs_records_only(
+    async def test_log_server_outage_does_not_affect_jobs(
         self, db: asyncpg.Connection, database: str
     ) -> None:
         ran: list[int] = []
@@ -159,63 +163,64 @@ class TestLogging:
         async def idle() -> bool:
             return await count(db) == 0
 
-        with library_handler(Broken(OSError)) as handler:
-            handler.is_away = False
+        with library_handler(BrokenHandler(OSError)) as handler:
+            handler.is_down = False
             async with running({"task": task}, database) as runner:
-                for away in (False, True, False):
-                    handler.is_away = away
+                for is_down in (False, True, False):
+                    handler.is_down = is_down
                     for number in range(10):
                         await add(db, payload=number)
                     await until(idle, f"all jobs are recorded, of which {ran} ran")
                     assert runner.health().ready
         assert len(ran) == 30
 
-    def test_a_lost_record_is_reported_once_on_stderr(self, capsys: pytest.CaptureFixture[str]) -> None:
-        logger = Broken(OSError).attached()
+    def test_lost_log_records_are_reported_once_on_stderr(self, capsys: pytest.CaptureFixture[str]) -> None:
+        logger = BrokenHandler(OSError).attached()
         log = ScopedLogger(logger, {})
         for number in range(5):
             log.info("Job %d", number)
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1
-        assert "the log server is away" in said
+        reported = capsys.readouterr().err
+        assert reported.count("\n") == 1
+        assert "the log server is down" in reported
 
-    def test_a_record_names_the_line_that_logged_it(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_log_record_names_the_function_that_logged_it(self, caplog: pytest.LogCaptureFixture) -> None:
         log = ScopedLogger(logging.getLogger("here"), {"label": "job"})
         for write in (log.error, log.exception, log.scope(order=7).warning):
             write("hello")
         ScopedLogger(log, {"order": 8}).error("hello")
         log.log(logging.ERROR, "hello")
         assert {record.funcName for record in caplog.records} == {
-            "test_a_record_names_the_line_that_logged_it"
+            "test_log_record_names_the_function_that_logged_it"
         }
         assert len(caplog.records) == 5
 
 
 class TestListeners:
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize("error", EXITS)
-    async def test_that_raise_break_no_job(
+    async def test_listeners_that_raise_do_not_affect_jobs(
         self, db: asyncpg.Connection, database: str, error: type[BaseException]
     ) -> None:
-        heard = Heard()
+        recorder = EventRecorder()
 
         def fail(_event: object) -> None:
             raise error("a listener")
 
-        heard.events.on("*", fail)
-        await check_ten_jobs(db, database, heard=heard)
-        assert heard.counts["job:success"] == 5
+        recorder.events.on("*", fail)
+        await check_ten_jobs(db, database, recorder=recorder)
+        assert recorder.counts["job:success"] == 5
 
     @pytest.mark.parametrize("error", EXITS)
-    def test_that_raise_keep_no_event_from_others(
+    def test_listener_that_raises_does_not_hide_the_event_from_others(
         self, error: type[BaseException], caplog: pytest.LogCaptureFixture
     ) -> None:
-        events, heard = Events(), list[object]()
+        events, recorder = Events(), list[object]()
 
         def fail(_event: object) -> None:
             raise error("a listener")
 
         events.on(Stop, fail)
-        events.on(Stop, heard.append)
+        events.on(Stop, recorder.append)
         events.emit(Stop())
-        assert len(heard) == 1
-        assert "A listener of 'stop' failed" in caplog.text
+        assert len(recorder) == 1
+        assert "A listener for 'stop' failed" in caplog.text

@@ -1,4 +1,4 @@
-"""Whatever happens to the connections, a worker goes on by itself and loses nothing."""
+"""A worker survives any loss of its connections, and loses no job."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import asyncpg
 import pytest
 from asyncpg.pool import PoolConnectionProxy
 
-from graphile_worker import DatabaseError, Drained, JobSpec, WorkerUtils, run_once
-from graphile_worker._db.failures import server_is_down
-from graphile_worker._runtime.worker import Worker
+from graphile_worker import DatabaseError, JobSpec, RunSummary, WorkerUtils, run_once
+from graphile_worker._db.connection.error_mapping import server_is_down
+from graphile_worker._worker.loop import Worker
 from graphile_worker.embedded import EmbeddedPostgres
 from graphile_worker.testing import Databases
 from support.jobs import add, count
 from support.postgres import restart
 from support.proxy import Proxy, proxied
 from support.waiting import until
-from support.workers import Gate, Heard, locked, nothing, running
+from support.workers import EventRecorder, Gate, locked, nothing, running
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from graphile_worker._db.exchange import Answer
+    from graphile_worker._db.queries.exchange import Answer
 
-WHERE = ("the question is lost", "the answer is lost", "half the answer is lost", "after the question")
+CUT_POINTS = ("the query is lost", "the reply is lost", "half the reply is lost", "after the query")
 
 
 @pytest.fixture(scope="session")
@@ -36,44 +36,45 @@ def databases(graphile_worker_databases: Databases) -> Databases:
 
 
 class Cutter:
-    """Cuts exchanges of one worker in one place, some of them."""
+    """Cuts the connection of one worker at one point of some of its exchanges."""
 
-    def __init__(self, proxy: Proxy, where: str, chance: random.Random, often: float) -> None:
-        self._where = where
-        self._chance = chance
-        self._often = often
-        self._asked = False
+    def __init__(self, proxy: Proxy, cut_point: str, generator: random.Random, probability: float) -> None:
+        self._cut_point = cut_point
+        self._random = generator
+        self._probability = probability
+        self._query_chosen = False
         self.worker_id = b"\xff"
         self.cuts = 0
         proxy.cut_when = self.decide
 
     def decide(self, direction: str, data: bytes) -> bool | str:
         if direction == "query" and self.worker_id in data and b"graphile-worker:" not in data:
-            # Only the exchange, and what reads back what it did, name the worker.
-            # A question between another and its answer does not save that one.
-            self._asked = self._chance.random() < self._often or self._asked
-            if self._asked and self._where == "the question is lost":
+            # Only the exchange, and the query that reads back its effects, contain the worker id.
+            # If another query follows before the reply, the first one is still cut.
+            self._query_chosen = self._random.random() < self._probability or self._query_chosen
+            if self._query_chosen and self._cut_point == "the query is lost":
                 return self._cut()
-            if self._asked and self._where == "after the question":
+            if self._query_chosen and self._cut_point == "after the query":
                 self._cut()
                 return "after"
-        elif direction == "reply" and self._asked and self._where.endswith("answer is lost"):
-            return self._cut() if self._where == "the answer is lost" or len(data) > 1 else False
+        elif direction == "reply" and self._query_chosen and self._cut_point.endswith("reply is lost"):
+            return self._cut() if self._cut_point == "the reply is lost" or len(data) > 1 else False
         return False
 
     def _cut(self) -> bool:
-        self._asked = False
+        self._query_chosen = False
         self.cuts += 1
         return True
 
 
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("cut_point", CUT_POINTS)
 @pytest.mark.parametrize("prefetch", [0, 20])
-async def test_an_exchange_that_is_cut_anywhere_strands_nothing_and_repeats_nothing(
-    db: asyncpg.Connection, database: str, where: str, prefetch: int
+async def test_interrupted_exchange_loses_no_job_and_repeats_none(
+    db: asyncpg.Connection, database: str, cut_point: str, prefetch: int
 ) -> None:
     ran: list[int] = []
-    heard = Heard()
+    recorder = EventRecorder()
 
     async def task(n: int) -> None:
         ran.append(n)
@@ -87,32 +88,33 @@ async def test_an_exchange_that_is_cut_anywhere_strands_nothing_and_repeats_noth
     async with (
         proxied(database) as (proxy, dsn),
         running(
-            {"task": task}, dsn, heard=heard, concurrency=4, prefetch=prefetch, migrate=False, listen=False,
-            poll_interval=0.05,
+            {"task": task}, dsn, recorder=recorder, concurrency=4, prefetch=prefetch, migrate=False,
+            listen=False, poll_interval=0.05,
         ) as runner,
     ):  # fmt: skip
-        cutter = Cutter(proxy, where, random.Random(1), 0.2)
+        cutter = Cutter(proxy, cut_point, random.Random(1), 0.2)
         cutter.worker_id = runner.id.encode()
-        await heard.until("job:complete", 60)
+        await recorder.until("job:complete", 60)
         proxy.cut_when = lambda _direction, _data: False
-    # With prefetch there are few exchanges, and how many depends on how fast they are; the first is cut.
+    # With prefetch there are few exchanges. Their number depends on their speed, and the first is cut.
     assert cutter.cuts > (0 if prefetch else 1)
-    assert sorted(ran) == list(range(60)), "each once"
-    assert heard.counts["job:lost"] == 0
-    assert heard.counts["job:complete"] == 60
+    assert sorted(ran) == list(range(60)), "each job must run once"
+    assert recorder.counts["job:lost"] == 0
+    assert recorder.counts["job:complete"] == 60
     assert await locked(db) == []
     assert await count(db) == 9
 
 
-@pytest.mark.parametrize("where", WHERE)
-async def test_nor_does_one_that_was_sent_before_the_last_answer_was_read(
-    db: asyncpg.Connection, database: str, where: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("cut_point", CUT_POINTS)
+async def test_interrupted_exchange_sent_ahead_loses_no_job_and_repeats_none(
+    db: asyncpg.Connection, database: str, cut_point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[int] = []
-    heard, sent_ahead = Heard(), 0
+    recorder, sent_ahead = EventRecorder(), 0
     send_ahead = Worker._send_ahead
 
-    async def counted(self: Worker, answer: Answer) -> None:
+    async def count_calls(self: Worker, answer: Answer) -> None:
         nonlocal sent_ahead
         sent_ahead += 1
         await send_ahead(self, answer)
@@ -120,33 +122,32 @@ async def test_nor_does_one_that_was_sent_before_the_last_answer_was_read(
     async def task(n: int) -> None:
         ran.append(n)
 
-    monkeypatch.setattr(Worker, "_send_ahead", counted)
+    monkeypatch.setattr(Worker, "_send_ahead", count_calls)
     async with WorkerUtils(database) as utils:
-        await utils.add_jobs(JobSpec("task", n, max_attempts=1) for n in range(2000))
+        await utils.add_jobs(JobSpec("task", n) for n in range(2000))
     async with (
         proxied(database) as (proxy, dsn),
         running(
-            {"task": task}, dsn, heard=heard, concurrency=4, prefetch=50, migrate=False, listen=False,
+            {"task": task}, dsn, recorder=recorder, concurrency=4, prefetch=50, migrate=False, listen=False,
             poll_interval=0.05,
         ) as runner,
     ):  # fmt: skip
-        cutter = Cutter(proxy, where, random.Random(1), 0.1)
+        cutter = Cutter(proxy, cut_point, random.Random(1), 0.1)
         cutter.worker_id = runner.id.encode()
-        await heard.until("job:complete", 2000)
+        await recorder.until("job:complete", 2000)
         proxy.cut_when = lambda _direction, _data: False
     assert cutter.cuts > 1
     assert sent_ahead > 10
-    assert sorted(ran) == list(range(2000)), "each once"
-    assert heard.counts["job:lost"] == 0
+    assert sorted(ran) == list(range(2000)), "each job must run once"
+    assert recorder.counts["job:lost"] == 0
     assert await locked(db) == []
     assert await count(db) == 0
 
 
-async def test_sessions_that_are_killed_again_and_again_lose_nothing(
-    db: asyncpg.Connection, database: str
-) -> None:
+@pytest.mark.slow
+async def test_repeatedly_terminated_sessions_lose_no_job(db: asyncpg.Connection, database: str) -> None:
     ran: list[int] = []
-    heard = Heard()
+    recorder = EventRecorder()
 
     async def task(n: int) -> None:
         await asyncio.sleep(0.001)
@@ -154,8 +155,8 @@ async def test_sessions_that_are_killed_again_and_again_lose_nothing(
 
     async with WorkerUtils(database) as utils:
         await utils.add_jobs(JobSpec("task", n, queue_name=[None, "q"][n % 2]) for n in range(200))
-    async with running({"task": task}, database, heard=heard, concurrency=8, poll_interval=0.05):
-        while heard.counts["job:complete"] < 200:
+    async with running({"task": task}, database, recorder=recorder, concurrency=8, poll_interval=0.05):
+        while recorder.counts["job:complete"] < 200:
             await db.execute(
                 """select pg_terminate_backend(pid) from pg_stat_activity
                 where application_name = 'graphile-worker' and datname = current_database()
@@ -166,60 +167,69 @@ async def test_sessions_that_are_killed_again_and_again_lose_nothing(
     assert await locked(db) == []
 
 
-async def test_while_the_database_is_away_jobs_go_on_and_their_results_are_kept(
+async def test_jobs_continue_and_results_are_kept_during_an_outage(
     db: asyncpg.Connection, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    heard, gate = Heard(), Gate()
+    recorder, gate = EventRecorder(), Gate()
     async with (
         proxied(database) as (proxy, dsn),
-        running({"task": gate}, dsn, heard=heard, concurrency=5) as runner,
+        running({"task": gate}, dsn, recorder=recorder, concurrency=5) as runner,
     ):
         await runner.utils.add_jobs(JobSpec("task", n, queue_name=f"q{n}") for n in range(5))
-        await gate.until_begun(5)
+        await gate.until_started(5)
         proxy.refusing = True
         proxy.cut_all()
-        await heard.until("pool:listen:error")
+        await recorder.until("pool:listen:error")
         gate.open()
-        await heard.until("job:success", 5)
+        await recorder.until("job:success", 5)
 
-        async def complained() -> bool:
-            return any("cannot be used" in record.message for record in caplog.records)
+        async def is_logged() -> bool:
+            return any("database is unavailable" in record.message for record in caplog.records)
 
-        await until(complained, "the worker says so")
-        assert heard.counts["job:complete"] == 0
+        await until(is_logged, "the worker logs the outage")
+        assert recorder.counts["job:complete"] == 0
         proxy.refusing = False
-        await heard.until("job:complete", 5)
-        await heard.until("pool:listen:success", 2)
+        await recorder.until("job:complete", 5)
+        await recorder.until("pool:listen:success", 2)
         assert await count(db) == 0
         await runner.add_job("task", 6)
-        await heard.until("job:complete", 6)
+        await recorder.until("job:complete", 6)
     about = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert sum("cannot be used" in message for message in about) == 1, "once"
+    assert sum("database is unavailable" in message for message in about) == 1, (
+        "the outage must be logged once"
+    )
     assert any("is back after" in record.message for record in caplog.records)
-    assert heard.counts["job:lost"] == 0
+    assert recorder.counts["job:lost"] == 0
 
 
-async def test_each_failed_try_to_claim_is_an_event_while_the_database_is_away(database: str) -> None:
-    heard = Heard()
-    async with proxied(database) as (proxy, dsn), running({"task": nothing}, dsn, heard=heard) as runner:
-        await heard.until("worker:getJob:empty")
+async def test_each_failed_claim_during_an_outage_is_an_event(database: str) -> None:
+    recorder = EventRecorder()
+    async with (
+        proxied(database) as (proxy, dsn),
+        running({"task": nothing}, dsn, recorder=recorder) as runner,
+    ):
+        await recorder.until("worker:getJob:empty")
         proxy.refusing = True
         proxy.cut_all()
-        failed = await heard.until("worker:getJob:error", 4)
+        failed = await recorder.until("worker:getJob:error", 4)
         assert isinstance(failed.error, DatabaseError)
         assert (failed.worker.number, failed.worker.worker_id) == (1, runner.id)
-        first, second = await heard.until("pool:listen:error"), await heard.until("pool:listen:error", 2)
+        first, second = (
+            await recorder.until("pool:listen:error"),
+            await recorder.until("pool:listen:error", 2),
+        )
         assert isinstance(first.client, asyncpg.Connection | PoolConnectionProxy)
-        assert second.client is None, "it could not connect"
+        assert second.client is None, "the listener could not connect"
         proxy.refusing = False
-        await heard.until("worker:getJob:empty", heard.counts["worker:getJob:empty"] + 1)
+        await recorder.until("worker:getJob:empty", recorder.counts["worker:getJob:empty"] + 1)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
-async def test_a_restart_of_the_server_is_weather(short_folder: Path, mode: str) -> None:
+async def test_worker_survives_a_restart_of_the_server(short_folder: Path, mode: str) -> None:
     ran: list[int] = []
-    heard = Heard()
+    recorder = EventRecorder()
 
     async def task(n: int) -> None:
         await asyncio.sleep(0.002)
@@ -230,16 +240,16 @@ async def test_a_restart_of_the_server_is_weather(short_folder: Path, mode: str)
         async with WorkerUtils(dsn) as utils:
             await utils.migrate()
             await utils.add_jobs(JobSpec("task", n, queue_name=[None, "q"][n % 2]) for n in range(300))
-        async with running({"task": task}, dsn, heard=heard, concurrency=5, poll_interval=0.1):
-            await heard.until("job:complete", 20)
+        async with running({"task": task}, dsn, recorder=recorder, concurrency=5, poll_interval=0.1):
+            await recorder.until("job:complete", 20)
             await asyncio.to_thread(restart, server, mode)
-            await heard.until("job:complete", 300)
+            await recorder.until("job:complete", 300)
         async with WorkerUtils(dsn) as utils:
             assert (await utils.stats()).total == 0
     assert sorted(set(ran)) == list(range(300))
 
 
-async def test_run_once_survives_a_cut_too(database: str) -> None:
+async def test_run_once_survives_lost_connections(database: str) -> None:
     async with WorkerUtils(database) as utils:
         await utils.add_jobs(JobSpec("task", n) for n in range(50))
     async with proxied(database) as (proxy, dsn):
@@ -252,11 +262,11 @@ async def test_run_once_survives_a_cut_too(database: str) -> None:
                 proxy.cut_all()
 
         drained = await run_once({"task": task}, dsn, handle_signals=False, concurrency=3)
-    assert drained == Drained(50, 0)
+    assert drained == RunSummary(50, 0)
     assert cuts == 2
 
 
-async def test_a_role_at_its_limit_of_connections_waits_for_its_turn(
+async def test_worker_waits_while_its_role_is_at_the_connection_limit(
     db: asyncpg.Connection, database: str
 ) -> None:
     await db.execute("create role gw_limited login connection limit 3")
@@ -267,59 +277,60 @@ async def test_a_role_at_its_limit_of_connections_waits_for_its_turn(
     ):
         await db.execute(f"alter {kind} graphile_worker.{name} owner to gw_limited")
     dsn = database.replace("postgres@", "gw_limited@")
-    heard = Heard()
-    async with running({"task": nothing}, dsn, heard=heard, migrate=False, poll_interval=0.1):
-        await heard.until("worker:getJob:empty")
+    recorder = EventRecorder()
+    async with running({"task": nothing}, dsn, recorder=recorder, migrate=False, poll_interval=0.1):
+        await recorder.until("worker:getJob:empty")
         await db.execute("alter role gw_limited connection limit 0")
         await db.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity where usename = 'gw_limited'"
         )
-        await heard.until("pool:listen:error", 3)
+        await recorder.until("pool:listen:error", 3)
         await add(db)
         await db.execute("alter role gw_limited connection limit 5")
-        await heard.until("job:complete")
+        await recorder.until("job:complete")
     await db.execute("reassign owned by gw_limited to postgres")
     await db.execute("drop role gw_limited")
 
 
-async def test_a_lost_result_of_a_renewal_is_read_back(
+async def test_renewal_with_a_lost_reply_is_read_back(
     db: asyncpg.Connection, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from graphile_worker._runtime import worker  # noqa: PLC0415
+    from graphile_worker._worker import loop  # noqa: PLC0415
 
-    heard, gate = Heard(), Gate()
-    async with running({"task": gate}, database, heard=heard) as runner:
+    recorder, gate = EventRecorder(), Gate()
+    async with running({"task": gate}, database, recorder=recorder) as runner:
         job = await runner.add_job("task", queue_name="q")
-        await gate.until_begun()
-        # As if it had been renewed by a call of which no answer came.
+        await gate.until_started()
+        # Imitate a renewal whose reply was lost.
         for table in ("jobs", "job_queues"):
             await db.execute(f"update graphile_worker._private_{table} set locked_at = now()")
         await db.execute(
             """select pg_terminate_backend(pid) from pg_stat_activity
             where query like '%_private_python_exchange%' and pid <> pg_backend_pid()"""
         )
-        monkeypatch.setattr(worker, "_HOUSEKEEPING", 0.0)
+        monkeypatch.setattr(loop, "_MAINTENANCE_INTERVAL", 0.0)
         gate.open()
-        await heard.until("job:complete")
-    assert heard.counts["job:lost"] == 0
+        await recorder.until("job:complete")
+    assert recorder.counts["job:lost"] == 0
     assert job.id
     assert await locked(db) == []
 
 
-async def test_what_is_held_for_long_is_renewed_before_anybody_takes_it(
+async def test_locks_of_long_jobs_are_renewed(
     db: asyncpg.Connection, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Graphile Worker runs a job of more than four hours twice."""
-    from graphile_worker._runtime import exchanger, worker  # noqa: PLC0415
+    """Without renewal, a job of more than four hours would run twice, as it does in Node."""
+    from graphile_worker._worker import loop  # noqa: PLC0415
+    from graphile_worker._worker.claiming import exchange_client  # noqa: PLC0415
 
-    monkeypatch.setattr(worker, "_HOUSEKEEPING", 0.02)
-    monkeypatch.setattr(exchanger, "_RENEW_AFTER", 0.02)
-    heard, gate = Heard(), Gate()
+    monkeypatch.setattr(loop, "_MAINTENANCE_INTERVAL", 0.02)
+    monkeypatch.setattr(exchange_client, "_RENEW_AFTER", 0.02)
+    recorder, gate = EventRecorder(), Gate()
     locks = """select job.locked_at, queue.locked_at from graphile_worker._private_jobs as job
         join graphile_worker._private_job_queues as queue on queue.id = job.job_queue_id"""
-    async with running({"task": gate}, database, heard=heard) as runner:
+    async with running({"task": gate}, database, recorder=recorder) as runner:
         await runner.add_job("task", queue_name="q")
-        await gate.until_begun()
+        await gate.until_started()
         before = await db.fetchrow(locks)
         assert before is not None
 
@@ -327,20 +338,20 @@ async def test_what_is_held_for_long_is_renewed_before_anybody_takes_it(
             now = await db.fetchrow(locks)
             return now is not None and now[0] > before[0] and now[1] > before[1]
 
-        await until(renewed, "job and queue are locked anew")
+        await until(renewed, "the locks of job and queue are renewed")
         gate.open()
-        await heard.until("job:complete")
-    assert heard.counts["job:lost"] == 0
+        await recorder.until("job:complete")
+    assert recorder.counts["job:lost"] == 0
     assert await locked(db) == []
 
 
-async def test_a_queue_of_ours_without_a_job_is_let_go_after_a_reconnect(
+async def test_locked_queue_without_a_job_is_released_after_a_reconnect(
     db: asyncpg.Connection, database: str
 ) -> None:
-    heard = Heard()
-    async with running({"task": nothing}, database, heard=heard, poll_interval=0.05) as runner:
+    recorder = EventRecorder()
+    async with running({"task": nothing}, database, recorder=recorder, poll_interval=0.05) as runner:
         await runner.add_job("task", queue_name="q")
-        await heard.until("job:complete")
+        await recorder.until("job:complete")
         await db.execute(
             "update graphile_worker._private_job_queues set locked_by = $1, locked_at = now()", runner.id
         )
@@ -352,7 +363,7 @@ async def test_a_queue_of_ours_without_a_job_is_let_go_after_a_reconnect(
         async def free() -> bool:
             return not await locked(db)
 
-        await until(free, "the queue is free")
+        await until(free, "the queue is released")
 
 
 @pytest.mark.parametrize(
@@ -360,7 +371,7 @@ async def test_a_queue_of_ours_without_a_job_is_let_go_after_a_reconnect(
     [
         (asyncpg.CannotConnectNowError("the database system is starting up"), True, True),
         (asyncpg.CannotConnectNowError("the database system is in recovery mode"), True, True),
-        # Then sessions that are there may go on for hours, and others see that ours are not.
+        # Existing sessions may continue for hours, and other workers notice the missing heartbeats.
         (asyncpg.CannotConnectNowError("the database system is shutting down"), False, False),
         (asyncpg.CannotConnectNowError("das Datenbanksystem startet"), False, False),
         (ConnectionRefusedError(111, "refused"), True, False),

@@ -1,4 +1,4 @@
-"""The fixtures for pytest, in a project of somebody else's."""
+"""The pytest fixtures, as another project uses them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ pytest_plugins = ["pytester"]
 APP = """
     from graphile_worker import App
 
-    app, said = App(), []
+    app, greeted = App(), []
 
     @app.task
     async def hello(name: str) -> None:
-        said.append(name)
+        greeted.append(name)
 """
 STRICT = ("-W", "error", "--strict-markers", "--strict-config", "-p", "no:cacheprovider")
 
 
 @pytest.fixture(autouse=True)
 def project(pytester: pytest.Pytester, graphile_worker_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One server for all of them."""
+    """Set up a project whose tests use this test run's server."""
     monkeypatch.setenv("TEST_DATABASE_URL", graphile_worker_server)
     pytester.makepyfile(shop=APP)
     pytester.makeini("[pytest]\n")
@@ -33,59 +33,64 @@ def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     return pytester.runpytest_subprocess(*STRICT, "-p", "no:hypothesispytest", *arguments, timeout=60)
 
 
-def test_sync_tests_with_neither_pytest_asyncio_nor_anyio(pytester: pytest.Pytester) -> None:
+def test_fixtures_work_in_sync_tests_without_async_plugins(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("""
         import pytest
-        from shop import app, hello, said
-        from graphile_worker.testing import Summary, assert_enqueued, drain, using
+        from shop import app, hello, greeted
+        from graphile_worker import RunSummary
+        from graphile_worker.testing import assert_enqueued, drain, override
 
         @pytest.fixture
         def queue(graphile_worker_dsn):
-            with using(app, dsn=graphile_worker_dsn):
+            with override(app, dsn=graphile_worker_dsn):
                 yield app
 
         @pytest.mark.parametrize("name", ["Ann", "Bob"])
-        def test_it(queue, name):
+        def test_hello(queue, name):
             hello.enqueue_sync(name=name)
-            queue.blocking(lambda: assert_enqueued(hello, name=name))
-            assert queue.blocking(lambda: drain(queue)) == Summary(done=1)
-            assert said[-1] == name
+            queue.run_sync(lambda: assert_enqueued(hello, name=name))
+            assert queue.run_sync(lambda: drain(queue)) == RunSummary(succeeded=1)
+            assert greeted[-1] == name
     """)
     run(pytester, "-p", "no:asyncio", "-p", "no:anyio").assert_outcomes(passed=2)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", ["auto", "strict"])
-def test_with_pytest_asyncio(pytester: pytest.Pytester, mode: str) -> None:
+def test_fixtures_work_with_pytest_asyncio(pytester: pytest.Pytester, mode: str) -> None:
     pytester.makepyfile("""
         import pytest
         import pytest_asyncio
         from shop import app, hello
-        from graphile_worker.testing import Summary, drain, using
+        from graphile_worker import RunSummary
+        from graphile_worker.testing import drain, override
 
         @pytest_asyncio.fixture
         async def queue(graphile_worker_dsn):
-            async with using(app, dsn=graphile_worker_dsn):
+            async with override(app, dsn=graphile_worker_dsn):
                 yield app
 
         @pytest.mark.asyncio
         @pytest.mark.parametrize("name", ["Ann", "Bob"])
-        async def test_it(queue, name):
+        async def test_hello(queue, name):
             await hello.enqueue(name=name)
-            assert await drain(queue) == Summary(done=1)
+            assert await drain(queue) == RunSummary(succeeded=1)
 
         @pytest.mark.asyncio
-        async def test_the_string_alone(graphile_worker_dsn):
-            assert await drain({"hello": print}, dsn=graphile_worker_dsn) == Summary()
+        async def test_drain_with_dsn_fixture(graphile_worker_dsn):
+            assert await drain({"hello": print}, dsn=graphile_worker_dsn) == RunSummary()
     """)
     settings = ("-o", f"asyncio_mode={mode}", "-o", "asyncio_default_fixture_loop_scope=function")
     run(pytester, "-p", "no:anyio", *settings).assert_outcomes(passed=3)
 
 
-def test_with_anyio(pytester: pytest.Pytester) -> None:
+@pytest.mark.slow
+def test_fixtures_work_with_anyio(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("""
         import pytest
         from shop import app, hello
-        from graphile_worker.testing import Summary, drain, using
+        from graphile_worker import RunSummary
+        from graphile_worker.testing import drain, override
 
         pytestmark = pytest.mark.anyio
 
@@ -95,21 +100,21 @@ def test_with_anyio(pytester: pytest.Pytester) -> None:
 
         @pytest.fixture
         async def queue(graphile_worker_dsn, anyio_backend):
-            async with using(app, dsn=graphile_worker_dsn):
+            async with override(app, dsn=graphile_worker_dsn):
                 yield app
 
         @pytest.mark.parametrize("name", ["Ann", "Bob"])
-        async def test_it(queue, name):
+        async def test_hello(queue, name):
             await hello.enqueue(name=name)
-            assert await drain(queue) == Summary(done=1)
+            assert await drain(queue) == RunSummary(succeeded=1)
     """)
     run(pytester, "-p", "no:asyncio").assert_outcomes(passed=2)
 
 
-def test_another_server(
+def test_server_fixture_can_be_redefined(
     pytester: pytest.Pytester, graphile_worker_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TEST_DATABASE_URL", "postgresql://nobody@nowhere.invalid/")
+    monkeypatch.setenv("TEST_DATABASE_URL", "postgresql://unused@nowhere.invalid/")
     pytester.makeconftest(f"""
         import pytest
 
@@ -118,20 +123,20 @@ def test_another_server(
             return {graphile_worker_server!r}
     """)
     pytester.makepyfile("""
-        def test_it(graphile_worker_dsn):
+        def test_dsn(graphile_worker_dsn):
             assert "/gw_test_" in graphile_worker_dsn
     """)
     run(pytester, "-p", "no:asyncio").assert_outcomes(passed=1)
 
 
-def test_a_connection_that_is_left_open_fails_the_test(pytester: pytest.Pytester) -> None:
+def test_leaked_connection_fails_the_test(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("""
         import asyncio
         import asyncpg
 
         loop = asyncio.new_event_loop()
 
-        def test_it(graphile_worker_dsn):
+        def test_leaks_connection(graphile_worker_dsn):
             global connection
             connection = loop.run_until_complete(asyncpg.connect(graphile_worker_dsn))
 
@@ -144,11 +149,12 @@ def test_a_connection_that_is_left_open_fails_the_test(pytester: pytest.Pytester
     result.stdout.fnmatch_lines(["*Connections were left open*"])
 
 
-def test_it_can_be_left_out_and_changes_nothing_for_others(pytester: pytest.Pytester) -> None:
+@pytest.mark.slow
+def test_plugin_can_be_disabled_and_imports_nothing_heavy(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("""
         import sys
 
-        def test_it(request):
+        def test_plugin_loaded(request):
             loaded = request.config.pluginmanager.has_plugin("graphile_worker")
             assert loaded == (not request.config.getoption("verbose"))
             heavy = {name for name in sys.modules if name.split(".")[0] in {"asyncpg", "msgspec"}}
@@ -158,11 +164,12 @@ def test_it_can_be_left_out_and_changes_nothing_for_others(pytester: pytest.Pyte
     run(pytester, "-p", "no:asyncio", "-p", "no:graphile_worker", "-v").assert_outcomes(passed=1)
 
 
-def test_nothing_is_imported_before_it_is_needed() -> None:
+def test_importing_the_plugin_imports_nothing_else() -> None:
     program = (
         "import sys; import graphile_worker.testing.plugin;"
         "print({name for name in sys.modules if name.startswith('graphile_worker')})"
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     names = {"graphile_worker", "graphile_worker.testing", "graphile_worker.testing.plugin"}
-    assert eval(done.stdout) == names
+    lazy_names = {"graphile_worker._base", "graphile_worker._base.lazy_names"}
+    assert eval(done.stdout) == names | lazy_names

@@ -1,24 +1,25 @@
-"""A task in a process may fork: what it forks never answers for a job."""
+"""A task in a process may fork, and its child processes never report a job's outcome."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import re
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from graphile_worker import Drained, Job, JobContext, JobState, Middleware, WorkerUtils, run_once
-from graphile_worker._runtime import member
-from graphile_worker._runtime.wire import Done
+from graphile_worker import Job, JobContext, JobState, Middleware, RunSummary, WorkerUtils, run_once
+from graphile_worker._worker.processes import child_process
+from graphile_worker._worker.processes.protocol import Done
 from support import forking
 from support.postgres import ROOT
-from support.programs import lives, program
+from support.programs import is_alive, program
 from support.waiting import DEADLINE, until
-from support.workers import Heard, running
+from support.workers import EventRecorder, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,13 +39,13 @@ def databases(graphile_worker_databases: Databases) -> Databases:
 
 
 @pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that has died is told from one that hangs, however long the machine takes."""
-    monkeypatch.setattr(member, "_TIME_TO_END", DEADLINE)
+def _long_exit_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait long for a process to exit, so that a slow machine does not make it look hung."""
+    monkeypatch.setattr(child_process, "_TIME_TO_END", DEADLINE)
 
 
-class Values(Middleware):
-    """Keeps what each job returned, and what the ledger said by then."""
+class OutcomeRecorder(Middleware):
+    """Middleware that records what each job returned, and whether the job was in the ledger by then."""
 
     def __init__(self, ledger: Path) -> None:
         self.ledger = ledger
@@ -67,15 +68,17 @@ async def add(utils: WorkerUtils, *jobs: tuple[str, dict[str, Any]]) -> list[int
     return [(await utils.add_job(name, payload)).id for name, payload in jobs]
 
 
-async def check_those_after(forks: tuple[str, dict[str, Any]], database: str, tmp_path: Path) -> list[int]:
-    """Run that job, then three in the same process; each must come to its own outcome, after it ran."""
+async def check_jobs_after_fork(
+    forking_job: tuple[str, dict[str, Any]], database: str, tmp_path: Path
+) -> list[int]:
+    """Run that job, then three in the same process. Check that each has its own outcome, after it ran."""
     ledger = tmp_path / "ledger"
-    values = Values(ledger)
+    outcomes = OutcomeRecorder(ledger)
     later: dict[str, Any] = {"seconds": 0.05, "ledger": str(ledger)}
     async with WorkerUtils(database) as utils:
         ids = await add(
             utils,
-            forks,
+            forking_job,
             ("run_for", later),
             ("run_for", {**later, "seconds": 0.0, "error": "on purpose"}),
             ("run_for", {**later, "seconds": 0.02}),
@@ -86,18 +89,19 @@ async def check_those_after(forks: tuple[str, dict[str, Any]], database: str, tm
             handle_signals=False,
             concurrency=1,
             max_task_processes=1,
-            middleware=[values],
+            middleware=[outcomes],
         )
         left = {job.id: job.last_error for job in await utils.list_jobs()}
     forked, first, failed, last = ids
-    assert values.returned == {forked: forked, first: first, last: last}
-    assert values.raised == {failed: "on purpose"}
-    assert all(values.ran[job] for job in (first, failed, last)), "each is answered for after it ran"
+    assert outcomes.returned == {forked: forked, first: first, last: last}
+    assert outcomes.raised == {failed: "on purpose"}
+    assert all(outcomes.ran[job] for job in (first, failed, last)), "an outcome arrived before its job ran"
     assert left == {failed: "on purpose"}
-    assert summary == Drained(3, 1)
+    assert summary == RunSummary(3, 1)
     return ids
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("how", "status"),
     [
@@ -110,96 +114,103 @@ async def check_those_after(forks: tuple[str, dict[str, Any]], database: str, tm
         ("start a thread", 0),
     ],
 )
-async def test_child_that_leaves_the_task_does_not_answer_for_later_jobs(
+async def test_forked_child_that_returns_from_the_task_reports_no_outcome_for_later_jobs(
     how: str, status: int, database: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "status"
     job = ("fork", {"how": how, "path": str(path), "gate": ""})
-    await check_those_after(job, database, tmp_path)
-    assert path.read_text() == str(status), "the child ends as a program would"
-    said = capfd.readouterr()
+    await check_jobs_after_fork(job, database, tmp_path)
+    assert path.read_text() == str(status), "the child must exit like any program"
+    output = capfd.readouterr()
     if how == "raise":
-        assert "ValueError: in the child" in said.err
+        assert "ValueError: in the child" in output.err
     if how == "print":
-        assert {"printed by the child", "written by the child"} <= set(said.out.splitlines())
+        assert {"printed by the child", "written by the child"} <= set(output.out.splitlines())
     if how == "start a thread":
         assert (tmp_path / "status.thread").read_text() == "joined"
 
 
-async def test_child_that_nobody_waits_for_does_not_answer(database: str, tmp_path: Path) -> None:
-    job = ("fork", {"how": "return unattended", "path": str(tmp_path / "child"), "gate": ""})
-    await check_those_after(job, database, tmp_path)
-
-
-async def test_child_that_returns_after_the_job_is_recorded_does_not_answer(
+async def test_forked_child_that_the_task_does_not_wait_for_reports_no_outcome(
     database: str, tmp_path: Path
 ) -> None:
-    heard, gate, path = Heard(), tmp_path / "gate", tmp_path / "status"
+    job = ("fork", {"how": "return unattended", "path": str(tmp_path / "child"), "gate": ""})
+    await check_jobs_after_fork(job, database, tmp_path)
+
+
+async def test_forked_child_that_returns_after_its_job_is_recorded_reports_no_outcome(
+    database: str, tmp_path: Path
+) -> None:
+    recorder, gate, path = EventRecorder(), tmp_path / "gate", tmp_path / "status"
     os.mkfifo(gate)
-    values = Values(tmp_path / "ledger")
-    async with running(TASKS, database, heard=heard, max_task_processes=1, middleware=[values]) as runner:
+    outcomes = OutcomeRecorder(tmp_path / "ledger")
+    async with running(
+        TASKS, database, recorder=recorder, max_task_processes=1, middleware=[outcomes]
+    ) as runner:
         await runner.add_job("fork", {"how": "return late", "path": str(path), "gate": str(gate)})
-        await heard.until("job:complete")
+        await recorder.until("job:complete")
         child = int(path.read_text())
-        gate.write_text("")  # it returns now
-        await until(lambda: _gone(child), "the child has ended")
+        gate.write_text("")  # The child returns now.
+        await until(lambda: _has_exited(child), "the child has ended")
         payload = {"seconds": 0.05, "ledger": str(tmp_path / "ledger")}
         job = await runner.add_job("run_for", payload)
-        await heard.until("job:complete", 2)
-    assert values.returned[job.id] == job.id
-    assert values.ran[job.id]
+        await recorder.until("job:complete", 2)
+    assert outcomes.returned[job.id] == job.id
+    assert outcomes.ran[job.id]
 
 
-async def test_fork_on_an_event_loop_does_not_answer(database: str, tmp_path: Path) -> None:
-    await check_those_after(("fork_on_loop", {"path": str(tmp_path / "status")}), database, tmp_path)
+async def test_child_forked_on_an_event_loop_reports_no_outcome(database: str, tmp_path: Path) -> None:
+    await check_jobs_after_fork(("fork_on_loop", {"path": str(tmp_path / "status")}), database, tmp_path)
     assert (tmp_path / "status").read_text() == "0"
 
 
-async def test_multiprocessing_by_fork_works(database: str, tmp_path: Path) -> None:
-    await check_those_after(("fork_pool", {"path": str(tmp_path / "told")}), database, tmp_path)
-    assert (tmp_path / "told").read_text() == "1 2"
+async def test_task_can_use_multiprocessing_with_the_fork_method(database: str, tmp_path: Path) -> None:
+    await check_jobs_after_fork(("fork_pool", {"path": str(tmp_path / "output")}), database, tmp_path)
+    assert (tmp_path / "output").read_text() == "1 2"
 
 
-async def test_child_cannot_use_the_worker(database: str, tmp_path: Path) -> None:
-    payload = {"how": "use the context", "path": str(tmp_path / "told"), "gate": ""}
+async def test_forked_child_cannot_use_the_worker_connection(database: str, tmp_path: Path) -> None:
+    payload = {"how": "use the context", "path": str(tmp_path / "output"), "gate": ""}
     async with WorkerUtils(database) as utils:
         await utils.add_job("fork", payload, flags=["timeout:600"])
         async with asyncio.timeout(DEADLINE):
-            assert await run_once(TASKS, database, handle_signals=False) == Drained(1, 0)
+            assert await run_once(TASKS, database, handle_signals=False) == RunSummary(1, 0)
         assert await utils.list_jobs() == []
     for number in (0, 1):
-        said = (tmp_path / f"told.{number}").read_text()
-        assert said.startswith("TaskError: A process that a task forks cannot use the worker's connection")
+        text = (tmp_path / f"output.{number}").read_text()
+        assert re.match("TaskError: .*fork.*worker's connection", text)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
-async def test_program_that_closes_nothing_inherits_no_connection_to_the_worker(
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_program_started_with_open_descriptors_inherits_no_connection_to_the_worker(
     database: str, tmp_path: Path
 ) -> None:
-    await check_those_after(("list_open_sockets", {"path": str(tmp_path / "told")}), database, tmp_path)
-    listed = (tmp_path / "told").read_text().splitlines()
+    await check_jobs_after_fork(("list_open_sockets", {"path": str(tmp_path / "output")}), database, tmp_path)
+    listed = (tmp_path / "output").read_text().splitlines()
     numbers = {int(line.split(" -> ")[0].split()[-1]) for line in listed if " -> " in line}
-    assert max(numbers) <= 3, f"standard streams, and the folder that ls reads: {listed}"
+    assert max(numbers) <= 3, f"only the standard streams and the folder that ls reads may be open: {listed}"
 
 
-async def test_job_that_runs_after_a_fork_survives_kill_of_the_worker(database: str, tmp_path: Path) -> None:
-    gate, path = tmp_path / "gate", tmp_path / "told"
+async def test_job_running_after_a_fork_stays_locked_when_the_worker_is_killed(
+    database: str, tmp_path: Path
+) -> None:
+    gate, path = tmp_path / "gate", tmp_path / "output"
     os.mkfifo(gate)
     async with WorkerUtils(database) as utils:
-        forks = {"how": "return unattended", "path": str(tmp_path / "status"), "gate": ""}
-        _, waiting = await add(utils, ("fork", forks), ("wait_at", {"gate": str(gate), "path": str(path)}))
-        async with _command_on(database, tmp_path) as worker:
+        payload = {"how": "return unattended", "path": str(tmp_path / "status"), "gate": ""}
+        _, waiting = await add(utils, ("fork", payload), ("wait_at", {"gate": str(gate), "path": str(path)}))
+        async with _running_command(database, tmp_path) as worker:
             await until(lambda: _is(path.exists), "the second job runs")
-            # Whatever an answer for it came to is recorded before the job that comes now.
+            # An outcome that the fork had reported for the job would be recorded before that of this one.
             marker = await utils.add_job("mark", {"path": str(tmp_path / "marked")})
-            await until(lambda: _is_gone(utils, marker.id), "another job is recorded")
+            await until(lambda: _is_gone(utils, marker.id), "the outcome of another job is recorded")
             worker.send(signal.SIGKILL)
             await worker.end()
         job = await utils.get_job(id=waiting)
-    assert job is not None, "it has not ended, so it is not complete"
+    assert job is not None, "the job was completed before it ended"
     assert (job.state, job.attempts) == (JobState.RUNNING, 1)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("logs", [True, False])
 async def test_reply_for_another_request_interrupts_the_job_and_ends_the_process(
     logs: bool,
@@ -208,33 +219,33 @@ async def test_reply_for_another_request_interrupts_the_job_and_ends_the_process
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What cannot happen, as far as we know, must still not be taken for an answer."""
-    logger = logging.Logger("broken")  # noqa: LOG001 - gone after the test
+    """No known bug causes this, but such a reply must never become a job's outcome."""
+    logger = logging.Logger("broken")  # noqa: LOG001 - used by this test only
     monkeypatch.setattr(logger, "handle", lambda _record: 1 / 0)
-    receive, spoilt = member.Member.receive, False
+    receive, changed = child_process.ChildProcess.receive, False
 
-    async def spoil(self: member.Member) -> Any:
-        nonlocal spoilt
+    async def change_request(self: child_process.ChildProcess) -> Any:
+        nonlocal changed
         message = await receive(self)
-        if not spoilt and isinstance(message, Done) and message.value is not None:
-            spoilt = True
+        if not changed and isinstance(message, Done) and message.value is not None:
+            changed = True
             message = message._replace(request=message.request._replace(attempt=9))
         return message
 
-    monkeypatch.setattr(member.Member, "receive", spoil)
-    heard, ledger = Heard(), tmp_path / "ledger"
-    async with running(TASKS, database, heard=heard, logger=None if logs else logger) as runner:
+    monkeypatch.setattr(child_process.ChildProcess, "receive", change_request)
+    recorder, ledger = EventRecorder(), tmp_path / "ledger"
+    async with running(TASKS, database, recorder=recorder, logger=None if logs else logger) as runner:
         job = await runner.add_job("run_for", {"seconds": 0, "ledger": str(ledger)})
-        await heard.until("job:complete")
-    assert heard.counts["job:interrupted"] == 1
-    assert heard.counts["job:error"] == 0
-    again: Job = heard.named("job:complete")[0].job
-    assert again.attempts == 1, "the first run gave its attempt back"
+        await recorder.until("job:complete")
+    assert recorder.counts["job:interrupted"] == 1
+    assert recorder.counts["job:error"] == 0
+    again: Job = recorder.named("job:complete")[0].job
+    assert again.attempts == 1, "the interrupted run must refund its attempt"
     assert ledger.read_text().split() == [str(job.id)] * 2
-    assert (f"answered for another job than {job.id}" in caplog.text) == logs
+    assert bool(re.search(rf"\b{job.id}\b.*another job|another job.*\b{job.id}\b", caplog.text)) == logs
 
 
-def _command_on(database: str, tmp_path: Path) -> Any:
+def _running_command(database: str, tmp_path: Path) -> Any:
     (tmp_path / "served.py").write_text(
         "from support import forking\n"
         "from support.forking import write\n"
@@ -251,8 +262,8 @@ async def _is(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-async def _gone(pid: int) -> bool:
-    return not lives(pid)
+async def _has_exited(pid: int) -> bool:
+    return not is_alive(pid)
 
 
 async def _is_gone(utils: WorkerUtils, job_id: int) -> bool:

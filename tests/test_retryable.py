@@ -1,4 +1,4 @@
-"""Errors that pass by themselves are waited for, and only where repeating is safe."""
+"""Temporary errors are retried, and only where a retry is safe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from graphile_worker import DatabaseError, WorkerUtils
-from graphile_worker._db.retryable import is_retryable, retry_delay, retrying
+from graphile_worker._db.connection.retryable import is_retryable, retry_delay, retrying
 from support.jobs import count
 
 ROLLED_BACK = [asyncpg.SerializationError("x"), asyncpg.DeadlockDetectedError("x")]
@@ -18,7 +18,7 @@ UNREACHABLE = [
     OSError(errno.EHOSTUNREACH, "no route"),
     OSError(errno.ETIMEDOUT, "timed out"),
 ]
-NOT_WORTH_IT = [
+PERMANENT = [
     asyncpg.UniqueViolationError("x"),
     asyncpg.ConnectionDoesNotExistError("connection was closed in the middle of operation"),
     ConnectionRefusedError(errno.ECONNREFUSED, "refused"),
@@ -28,35 +28,35 @@ NOT_WORTH_IT = [
 
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long was slept, without sleeping."""
+def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Record the delays instead of sleeping."""
     slept: list[float] = []
-    really = asyncio.sleep
+    real_sleep = asyncio.sleep
 
     async def sleep(delay: float) -> None:
         slept.append(delay)
-        await really(0)
+        await real_sleep(0)
 
-    monkeypatch.setattr("graphile_worker._db.retryable.asyncio.sleep", sleep)
+    monkeypatch.setattr("graphile_worker._db.connection.retryable.asyncio.sleep", sleep)
     return slept
 
 
 @pytest.mark.parametrize("error", [*ROLLED_BACK, *UNREACHABLE])
-def test_what_passes_by_itself(error: Exception) -> None:
+def test_temporary_error_is_retryable(error: Exception) -> None:
     assert is_retryable(error)
 
 
-@pytest.mark.parametrize("error", NOT_WORTH_IT)
-def test_what_does_not(error: Exception) -> None:
+@pytest.mark.parametrize("error", PERMANENT)
+def test_permanent_error_is_not_retryable(error: Exception) -> None:
     assert not is_retryable(error)
-    with pytest.raises(ValueError, match="not worth"):
+    with pytest.raises(ValueError, match="not retryable"):
         retry_delay(error, 0)
 
 
 @pytest.mark.parametrize(
     ("errors", "shortest", "longest"), [(ROLLED_BACK, 0.05, 5.0), (UNREACHABLE, 3.0, 120.0)]
 )
-def test_delays_grow_by_half_with_jitter_up_to_a_limit(
+def test_retry_delays_grow_by_half_with_jitter_up_to_a_limit(
     errors: list[Exception], shortest: float, longest: float
 ) -> None:
     for error in errors:
@@ -66,7 +66,7 @@ def test_delays_grow_by_half_with_jitter_up_to_a_limit(
                 assert nominal * 0.5 <= retry_delay(error, attempt) <= nominal * 1.5
 
 
-async def test_it_is_repeated_until_it_succeeds_or_the_attempts_are_used_up(waits: list[float]) -> None:
+async def test_retrying_repeats_until_success_or_the_last_attempt(delays: list[float]) -> None:
     failures = [asyncpg.SerializationError("x")] * 3
 
     async def operation() -> str:
@@ -75,15 +75,18 @@ async def test_it_is_repeated_until_it_succeeds_or_the_attempts_are_used_up(wait
         return "done"
 
     assert await retrying(operation, attempts=4) == "done"
-    assert len(waits) == 3
+    assert len(delays) == 3
 
     failures[:] = [asyncpg.SerializationError("x")] * 4
     with pytest.raises(asyncpg.SerializationError):
         await retrying(operation, attempts=4)
 
 
-async def failing_trigger(db: asyncpg.Connection, times: int) -> None:
-    """Let the next inserts of jobs fail with a serialization error. Sequences survive a rollback."""
+async def create_failing_trigger(db: asyncpg.Connection, times: int) -> None:
+    """Make the next inserts of jobs fail with a serialization error.
+
+    A sequence counts them, because it survives a rollback.
+    """
     await db.execute(f"""
         create sequence failures;
         create function fail() returns trigger language plpgsql as $$
@@ -97,24 +100,24 @@ async def failing_trigger(db: asyncpg.Connection, times: int) -> None:
           for each row execute function fail()""")
 
 
-async def test_a_job_that_the_server_rolled_back_is_added_in_the_end(
-    db: asyncpg.Connection, database: str, waits: list[float]
+async def test_add_job_is_retried_after_a_rollback(
+    db: asyncpg.Connection, database: str, delays: list[float]
 ) -> None:
-    await failing_trigger(db, 3)
+    await create_failing_trigger(db, 3)
     async with WorkerUtils(dsn=database) as utils:
         await utils.add_job("t")
-    assert len(waits) == 3
+    assert len(delays) == 3
     assert await count(db) == 1
 
 
-async def test_nothing_is_repeated_in_the_callers_transaction(
-    db: asyncpg.Connection, waits: list[float]
+async def test_add_job_is_not_retried_in_the_callers_transaction(
+    db: asyncpg.Connection, delays: list[float]
 ) -> None:
-    await failing_trigger(db, 1)
+    await create_failing_trigger(db, 1)
     utils = WorkerUtils()
     with pytest.raises(DatabaseError, match="Try again") as caught:
         async with db.transaction():
             await utils.add_job("t", connection=db)
     assert isinstance(caught.value.__cause__, asyncpg.SerializationError)
-    assert waits == []
+    assert delays == []
     assert await count(db) == 0

@@ -1,15 +1,19 @@
-"""Jobs as they run: what the suites of Node's and Rust's workers assert, asserted of ours."""
+"""Behaviour of running jobs that the test suites of the Node and Rust workers assert too."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
+import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from graphile_worker import CleanupTask, Drained, JobContext, JobSpec, WorkerUtils, run_once
-from support.jobs import add, bring_to, count, existing, one
-from support.workers import Gate, Heard, locked, nothing, running
+import pytest
+
+from graphile_worker import CleanupTask, JobContext, JobSpec, RunSummary, WorkerUtils, run_once
+from support.jobs import add, count, existing, fetch_one, put_in_state
+from support.workers import EventRecorder, Gate, locked, nothing, running
 
 if TYPE_CHECKING:
     import asyncpg
@@ -19,18 +23,18 @@ LATER = datetime(2100, 1, 1, tzinfo=UTC)
 
 
 class TestKeys:
-    async def test_a_pending_job_runs_once_with_what_it_was_changed_to(
+    async def test_pending_job_replaced_by_key_runs_once_with_the_new_values(
         self, db: asyncpg.Connection, database: str
     ) -> None:
         ran: list[Any] = []
         first = await add(db, payload={"n": 1}, job_key="k", run_at=LATER)
-        assert await once({"task": ran.append}, database) == Drained(0, 0)
+        assert await once({"task": ran.append}, database) == RunSummary(0, 0)
         second = await add(db, payload={"n": 2}, job_key="k", run_at=datetime.now(UTC))
         assert second["id"] == first["id"]
-        assert await once({"task": ran.append}, database) == Drained(1, 0)
+        assert await once({"task": ran.append}, database) == RunSummary(1, 0)
         assert ran == [{"n": 2}]
 
-    async def test_adding_again_resets_what_is_not_given_and_sets_what_is(
+    async def test_adding_by_key_resets_omitted_options_and_sets_given_ones(
         self, db: asyncpg.Connection
     ) -> None:
         first = await add(
@@ -50,16 +54,14 @@ class TestKeys:
         assert (full["max_attempts"], full["run_at"], full["payload"]) == (7, LATER, '{"n": 3}')
         assert full["job_queue_id"] not in {None, first["job_queue_id"]}
 
-    async def test_after_a_job_is_done_its_key_makes_a_new_one(
-        self, db: asyncpg.Connection, database: str
-    ) -> None:
+    async def test_key_of_a_completed_job_adds_a_new_job(self, db: asyncpg.Connection, database: str) -> None:
         ran: list[Any] = []
         for n in (1, 2):
             await add(db, payload=n, job_key="k")
-            assert await once({"task": ran.append}, database) == Drained(1, 0)
+            assert await once({"task": ran.append}, database) == RunSummary(1, 0)
         assert ran == [1, 2]
 
-    async def test_while_a_job_runs_its_key_makes_a_second_one(
+    async def test_key_of_a_running_job_adds_a_second_job(
         self, db: asyncpg.Connection, database: str
     ) -> None:
         ran: list[Any] = []
@@ -71,10 +73,10 @@ class TestKeys:
                 assert await count(db) == 2
 
         await add(db, payload=1, job_key="k")
-        assert await once({"task": task}, database) == Drained(2, 0)
+        assert await once({"task": task}, database) == RunSummary(2, 0)
         assert ran == [1, 2]
 
-    async def test_a_job_that_waits_for_its_retry_starts_anew(
+    async def test_adding_by_key_resets_attempts_of_a_job_waiting_for_its_retry(
         self, db: asyncpg.Connection, database: str
     ) -> None:
         async def task(payload: str) -> None:
@@ -82,12 +84,12 @@ class TestKeys:
                 raise ValueError("bad")
 
         first = await add(db, payload="bad", job_key="k")
-        assert await once({"task": task}, database) == Drained(0, 1)
+        assert await once({"task": task}, database) == RunSummary(0, 1)
         again = await add(db, payload="good", job_key="k")
         assert (again["id"], again["attempts"], again["last_error"]) == (first["id"], 0, None)
-        assert await once({"task": task}, database) == Drained(1, 0)
+        assert await once({"task": task}, database) == RunSummary(1, 0)
 
-    async def test_a_running_job_that_is_removed_ends_as_usual(
+    async def test_removing_a_running_job_by_key_lets_it_complete(
         self, db: asyncpg.Connection, database: str
     ) -> None:
         ran: list[Any] = []
@@ -98,19 +100,19 @@ class TestKeys:
             assert await count(db) == 1
 
         await add(db, payload=1, job_key="k")
-        assert await once({"task": task}, database) == Drained(1, 0)
+        assert await once({"task": task}, database) == RunSummary(1, 0)
         assert ran == [1]
         assert await count(db) == 0
 
 
 class TestLocks:
-    async def test_a_running_job_and_its_queue_are_locked_by_the_worker(
+    async def test_running_job_and_its_queue_are_locked_by_the_worker(
         self, db: asyncpg.Connection, database: str
     ) -> None:
         seen: list[tuple[Any, ...]] = []
 
         async def task(_payload: Any, ctx: JobContext) -> None:
-            row = await one(
+            row = await fetch_one(
                 db,
                 """select job.attempts, job.locked_by, queue.locked_by, queue.locked_at = job.locked_at,
                 now() - queue.locked_at < interval '1 minute'
@@ -126,50 +128,50 @@ class TestLocks:
         assert job_locker == queue_locker == worker_id
         assert await locked(db) == []
 
-    async def test_five_queues_run_at_once_by_five_workers(
+    async def test_five_workers_run_five_queues_concurrently(
         self, db: asyncpg.Connection, database: str
     ) -> None:
         gate = Gate()
         for n in range(5):
             await add(db, payload=n, queue_name=f"q{n}")
         workers = [asyncio.create_task(once({"task": gate}, database)) for _ in range(5)]
-        await gate.until_begun(5)
+        await gate.until_started(5)
         lockers = await db.fetch("select distinct locked_by from graphile_worker._private_job_queues")
         gate.open()
-        drained = await asyncio.gather(*workers)
+        summaries = await asyncio.gather(*workers)
         assert len(lockers) == 5
-        assert sum(found.done for found in drained) == 5
+        assert sum(found.succeeded for found in summaries) == 5
 
-    async def test_one_queue_is_never_run_by_two_of_three_workers(
+    async def test_queue_is_never_run_by_two_workers_concurrently(
         self, db: asyncpg.Connection, database: str
     ) -> None:
-        at_once = most = 0
+        running_now = maximum = 0
 
         async def task(_payload: Any) -> None:
-            nonlocal at_once, most
-            at_once += 1
-            most = max(most, at_once)
+            nonlocal running_now, maximum
+            running_now += 1
+            maximum = max(maximum, running_now)
             await asyncio.sleep(0.005)
-            at_once -= 1
+            running_now -= 1
 
         for n in range(5):
             await add(db, payload=n, queue_name="q")
         await asyncio.gather(*(once({"task": task}, database) for _ in range(3)))
         await once({"task": task}, database)
-        assert most == 1
+        assert maximum == 1
         assert await count(db) == 0
 
-    async def test_five_queues_run_at_once_in_one_worker(self, database: str) -> None:
-        heard, gate = Heard(), Gate()
-        async with running({"task": gate}, database, heard=heard, concurrency=10) as runner:
+    async def test_one_worker_runs_five_queues_concurrently(self, database: str) -> None:
+        recorder, gate = EventRecorder(), Gate()
+        async with running({"task": gate}, database, recorder=recorder, concurrency=10) as runner:
             await runner.utils.add_jobs(JobSpec("task", n, queue_name=f"q{n}") for n in range(5))
-            await gate.until_begun(5)
+            await gate.until_started(5)
             gate.open()
-            await heard.until("job:complete", 5)
+            await recorder.until("job:complete", 5)
 
 
 class TestAttempts:
-    async def test_a_job_runs_as_often_as_it_may_and_then_stays(
+    async def test_failing_job_runs_max_attempts_times_and_stays(
         self, db: asyncpg.Connection, database: str
     ) -> None:
         ran = 0
@@ -186,7 +188,7 @@ class TestAttempts:
         row = await existing(db, job["id"])
         assert (ran, row["attempts"], row["last_error"], row["is_available"]) == (3, 3, "never works", False)
 
-    async def test_several_failures_are_recorded_together(
+    async def test_several_failures_are_recorded_in_one_run(
         self, db: asyncpg.Connection, database: str
     ) -> None:
         async def task(payload: int) -> None:
@@ -194,7 +196,7 @@ class TestAttempts:
 
         for n in range(20):
             await add(db, payload=n, queue_name=[None, "q"][n % 2], max_attempts=1 + n % 3)
-        assert await once({"task": task}, database, concurrency=8) == Drained(0, 20)
+        assert await once({"task": task}, database, concurrency=8) == RunSummary(0, 20)
         rows = await db.fetch("select * from graphile_worker._private_jobs order by id")
         assert [row["last_error"] for row in rows] == [f"error {n}" for n in range(20)]
         assert {row["attempts"] for row in rows} == {1}
@@ -202,27 +204,29 @@ class TestAttempts:
 
 
 class TestBatchPayloads:
-    async def test_a_list_arrives_whole(self, db: asyncpg.Connection, database: str) -> None:
+    async def test_list_payload_reaches_the_task_whole(self, db: asyncpg.Connection, database: str) -> None:
         ran: list[Any] = []
         await add(db, payload=[1, {"a": 2}])
-        assert await once({"task": ran.append}, database) == Drained(1, 0)
+        assert await once({"task": ran.append}, database) == RunSummary(1, 0)
         assert ran == [[1, {"a": 2}]]
 
-    async def test_a_list_that_fails_is_kept_whole(self, db: asyncpg.Connection, database: str) -> None:
+    async def test_failed_list_payload_is_kept_whole(self, db: asyncpg.Connection, database: str) -> None:
         def task(_payload: Any) -> None:
             raise ValueError
 
         await add(db, payload=[1, 2])
-        assert await once({"task": task}, database) == Drained(0, 1)
-        row = await one(db, "select payload, attempts from graphile_worker._private_jobs")
+        assert await once({"task": task}, database) == RunSummary(0, 1)
+        row = await fetch_one(db, "select payload, attempts from graphile_worker._private_jobs")
         assert tuple(row) == ("[1, 2]", 1)
 
 
-class TestFromWithinAJob:
-    async def test_everything_can_be_administered(self, db: asyncpg.Connection, database: str) -> None:
+class TestInsideAJob:
+    async def test_task_can_administer_jobs_through_its_context(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
         jobs = [await add(db, "other", job_key=f"k{n}") for n in range(4)]
         stuck = await add(db, "other", queue_name="q")
-        await bring_to(db, "locked", stuck["id"])
+        await put_in_state(db, "locked", stuck["id"])
 
         async def task(_payload: Any, ctx: JobContext) -> None:
             utils = ctx.utils
@@ -235,35 +239,78 @@ class TestFromWithinAJob:
             await ctx.add_jobs([JobSpec("other", run_at=LATER)])
 
         await add(db)
-        assert await once({"task": task}, database) == Drained(1, 0)
+        assert await once({"task": task}, database) == RunSummary(1, 0)
         assert await count(db) == 4
         assert await locked(db) == []
 
-    async def test_a_cleanup_keeps_what_the_worker_needs(self, db: asyncpg.Connection, database: str) -> None:
-        heard = Heard()
+    async def test_cleanup_in_a_task_keeps_the_tasks_of_the_worker(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        recorder = EventRecorder()
 
         async def clean(_payload: Any, ctx: JobContext) -> None:
             await ctx.utils.cleanup(CleanupTask, keep_task_identifiers=["clean", "task"])
 
-        async with running({"clean": clean, "task": nothing}, database, heard=heard) as runner:
+        async with running({"clean": clean, "task": nothing}, database, recorder=recorder) as runner:
             before = await db.fetchval(
                 "select id from graphile_worker._private_tasks where identifier = 'task'"
             )
             await runner.add_job("clean")
-            await heard.until("job:complete")
+            await recorder.until("job:complete")
             await runner.add_job("task")
-            await heard.until("job:complete", 2)
+            await recorder.until("job:complete", 2)
             after = await db.fetchval(
                 "select id from graphile_worker._private_tasks where identifier = 'task'"
             )
         assert before == after
-        assert heard.counts["job:success"] == 2
+        assert recorder.counts["job:success"] == 2
 
-    async def test_jobs_of_many_tasks_added_by_a_client_all_run(self, database: str) -> None:
+    async def test_jobs_of_many_tasks_added_together_all_run(self, database: str) -> None:
         async with WorkerUtils(database) as utils:
             jobs = await utils.add_jobs(JobSpec(f"t{n % 4}", n) for n in range(40))
         assert [job.task_identifier for job in jobs[:4]] == ["t0", "t1", "t2", "t3"]
         ran: list[int] = []
         tasks = {f"t{n}": ran.append for n in range(4)}
-        assert await once(tasks, database, concurrency=5, prefetch=7) == Drained(40, 0)
+        assert await once(tasks, database, concurrency=5, prefetch=7) == RunSummary(40, 0)
         assert sorted(ran) == list(range(40))
+
+
+class TestStart:
+    async def test_only_two_coroutines_are_around_an_async_task(self, database: str) -> None:
+        """Each further one would cost time in every job."""
+        around = 0
+
+        async def task(_payload: object) -> None:
+            nonlocal around
+            frame = sys._getframe(1)
+            while frame.f_code.co_flags & inspect.CO_COROUTINE and frame.f_back is not None:
+                around, frame = around + 1, frame.f_back
+
+        async with WorkerUtils(database) as utils:
+            await utils.add_job("task")
+        assert await once({"task": task}, database) == RunSummary(1, 0)
+        assert around == 2
+
+    @pytest.mark.parametrize("is_eager", [False, True])
+    async def test_job_interrupted_in_its_first_step_is_cancelled(
+        self, database: str, *, is_eager: bool
+    ) -> None:
+        if is_eager:
+            factory = getattr(asyncio, "eager_task_factory", None)
+            if factory is None:
+                pytest.skip("new in Python 3.12")
+            asyncio.get_running_loop().set_task_factory(factory)
+        recorder, runs = EventRecorder(), 0
+
+        async def task(_payload: object) -> None:
+            nonlocal runs
+            runs += 1
+            if runs == 1:
+                runner._worker._slots.interrupt()
+                await asyncio.Event().wait()
+
+        async with running({"task": task}, database, recorder=recorder) as runner:
+            await runner.add_job("task")
+            await recorder.until("job:complete")
+        assert runs == 2
+        assert recorder.counts["job:interrupted"] == 1

@@ -1,4 +1,4 @@
-"""Revision 20 is what npm's graphile-worker 0.18.0 leaves, to the last catalog row."""
+"""Revision 20 equals the schema that npm's graphile-worker 0.18.0 installs, in every catalog row."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import asyncpg
 from graphile_worker import run_migrations
 from support import node
 
-# Objects of ours beside Graphile Worker's.
-OURS = re.compile(
+# Objects that this library adds to the schema of Graphile Worker.
+PYTHON_OBJECTS = re.compile(
     r"(graphile_worker\.)?_{0,2}(private_python_|private_workers|worker_|list_stale_workers"
     r"|list_orphan_locked_workers|recover_dead_worker_jobs|delete_stale_workers)"
 )
@@ -78,7 +78,7 @@ async def read_facts(dsn: str) -> dict[str, list[str]]:
             name: sorted(
                 str(tuple(row))
                 for row in await connection.fetch(query)
-                if not any(OURS.match(str(name)) for name in tuple(row)[:2])
+                if not any(PYTHON_OBJECTS.match(str(name)) for name in tuple(row)[:2])
             )
             for name, query in FACTS.items()
         }
@@ -86,12 +86,12 @@ async def read_facts(dsn: str) -> dict[str, list[str]]:
         await connection.close()
 
 
-async def test_the_installed_schema_equals_npms(empty_database: str, database: str) -> None:
+async def test_installed_schema_equals_the_schema_of_npm(empty_database: str, database: str) -> None:
     await node.install("0.18.0", empty_database)
 
-    theirs, ours = await read_facts(empty_database), await read_facts(database)
+    node_facts, python_facts = await read_facts(empty_database), await read_facts(database)
 
-    assert ours == theirs
+    assert python_facts == node_facts
     for name in (
         "relations",
         "columns",
@@ -101,11 +101,11 @@ async def test_the_installed_schema_equals_npms(empty_database: str, database: s
         "types",
         "functions",
     ):
-        assert len(ours[name]) >= 3, f"the query for {name} finds too little to compare"
-    assert len(ours["migrations"]) == 20
+        assert len(python_facts[name]) >= 3, f"the query for {name} returns too few rows to compare"
+    assert len(python_facts["migrations"]) == 20
 
 
-async def test_npm_finds_nothing_to_do_on_our_schema(database: str) -> None:
+async def test_npm_has_nothing_to_migrate_in_a_python_schema(database: str) -> None:
     before = await read_facts(database)
 
     finished = await node.run("0.18.0", database, "--schema-only")
@@ -114,7 +114,7 @@ async def test_npm_finds_nothing_to_do_on_our_schema(database: str) -> None:
     assert await read_facts(database) == before
 
 
-async def test_our_installer_leaves_npms_functions_as_they_are(empty_database: str) -> None:
+async def test_python_migrations_leave_the_functions_of_npm_unchanged(empty_database: str) -> None:
     await node.install("0.18.0", empty_database)
     bodies = """select array_agg(proname || md5(prosrc) || coalesce(proconfig::text, '') order by proname)
         from pg_proc where pronamespace = 'graphile_worker'::regnamespace and proname = any (array[

@@ -1,4 +1,4 @@
-"""No function, operator or type that another role makes in ``public`` runs with the rights of a worker."""
+"""No function, operator or type that another role creates in ``public`` runs with the rights of a worker."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from graphile_worker import (
     parse_crontab,
     run_migrations,
 )
-from graphile_worker._db import workers as database_workers
-from graphile_worker._db.databases import create_database, drop_database, dsn_of
-from graphile_worker._db.sql import Schema, read_statements
-from graphile_worker.many_jobs import Change, JobFilter
+from graphile_worker._client.bulk import Change, JobFilter
+from graphile_worker._db.queries import workers as database_workers
+from graphile_worker._db.schema.databases import create_database, drop_database, dsn_of
+from graphile_worker._db.sql_files import Schema, read_statements
 from graphile_worker.testing import drain
 from support import overloads
 from support.jobs import AUTOCOMMITS
 from support.waiting import until
-from support.workers import Gate, Heard, running
+from support.workers import EventRecorder, Gate, running
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -43,15 +43,17 @@ if TYPE_CHECKING:
 
 SAFE = {"search_path": "pg_catalog"}
 CALLER_FILES = (
-    "any_bytes.sql", "cancellations.sql", "cleanup.sql", "databases.sql", "jobs.sql", "lent.sql",
-    "migrate.sql", "session.sql",
+    "any_bytes.sql", "cancellations.sql", "cleanup.sql", "completion.sql", "databases.sql", "jobs.sql",
+    "lent.sql", "migrate.sql", "session.sql",
 )  # fmt: skip
 CALLER_STATEMENTS = {
     "exchange.sql": ("register_tasks", "read_tasks", "exchange"),
     "workers.sql": ("keeps_heartbeats", "read_workers", "list_holders", "list_workers"),
     "cron.sql": ("list_schedules",),
+    "progress.sql": ("reads_progress", "read_progress"),
+    "statistics.sql": ("read_counts", "read_depths"),
 }
-"""What may run on a caller's connection, or before a session has our settings."""
+"""Statements that may run on a caller's connection, or before a session has the worker's settings."""
 
 
 class Trap(NamedTuple):
@@ -61,7 +63,7 @@ class Trap(NamedTuple):
     planted: overloads.Planted
 
     async def called(self) -> str | None:
-        """Return the overload that was called; None if none was."""
+        """Return the overload that was called, or None."""
         db = await asyncpg.connect(self.dsn, server_settings=SAFE)
         try:
             return await overloads.called(db, self.planted)
@@ -70,15 +72,15 @@ class Trap(NamedTuple):
 
 
 async def learn_types(db: asyncpg.Connection) -> None:
-    """Have the driver look up the types of our parameters, which it does by statements of its own."""
+    """Make asyncpg look up the types of the parameters, because its own lookup statements call overloads."""
     await db.execute("set search_path = pg_catalog")
-    arrays = ("text", "timestamptz", "float8", "smallint", "integer", "bigint", "name")
+    arrays = ("text", "timestamptz", "float4", "float8", "smallint", "integer", "bigint", "name")
     await db.prepare("select " + ", ".join(f"${place}::{one}[]" for place, one in enumerate(arrays, 1)))
     await db.execute("reset search_path")
 
 
 async def connect(dsn: str) -> asyncpg.Connection:
-    """A caller's connection."""
+    """Open a connection like a caller's."""
     db = await asyncpg.connect(dsn)
     await learn_types(db)
     return db
@@ -110,8 +112,8 @@ async def _remove(server: str, name: str, role: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def template(server: str, databases: Databases) -> Iterator[Template]:  # noqa: ARG001 - is closed after us
-    """A database with the overloads, to be copied."""
+def template(server: str, databases: Databases) -> Iterator[Template]:  # noqa: ARG001 - must be torn down after this fixture
+    """A database with the overloads, which tests copy."""
     name, role = f"planted_{token_hex(4)}", f"mallory_{token_hex(4)}"
     planted = asyncio.run(_plant(server, name, role))
     yield Template(name, role, planted)
@@ -123,7 +125,10 @@ def template(server: str, databases: Databases) -> Iterator[Template]:  # noqa: 
     ids=["public-first", "default-path"],
 )
 async def trap(request: pytest.FixtureRequest, server: str, template: Template) -> AsyncIterator[Trap]:
-    """A database with the overloads; with the worse path an exact copy of a function is called too."""
+    """A database with the overloads.
+
+    If `public` comes first in the path, an exact copy of a system function is called too.
+    """
     name = f"trap_{token_hex(4)}"
     db = await asyncpg.connect(server)
     await create_database(db, name, template=template.name)
@@ -134,22 +139,26 @@ async def trap(request: pytest.FixtureRequest, server: str, template: Template) 
     assert not leaked
 
 
-async def test_every_function_and_operator_in_our_sql_is_planted(template: Template, database: str) -> None:
+async def test_overloads_cover_every_function_and_operator_of_the_sql(
+    template: Template, database: str
+) -> None:
     names, planted = overloads.used(), template.planted
     db = await asyncpg.connect(database)
-    ours = await db.fetchval("""
+    own_names = await db.fetchval("""
         select array_agg(name) from (
           select proname::text from pg_proc where pronamespace = 'graphile_worker'::regnamespace
           union select relname::text from pg_class where relnamespace = 'graphile_worker'::regnamespace
-        ) as ours (name)""")
+        ) as own (name)""")
     await db.close()
 
     assert names.operators == planted.operators
-    assert names.calls - planted.functions - overloads.SYNTAX - overloads.BY_THE_DRIVER - {*ours} == set()
+    assert (
+        names.calls - planted.functions - overloads.SYNTAX - overloads.BY_THE_DRIVER - {*own_names} == set()
+    )
     assert len(planted.functions) > 60
 
 
-async def test_a_planted_overload_is_called_by_a_careless_statement(trap: Trap) -> None:
+async def test_unqualified_statement_calls_an_overload(trap: Trap) -> None:
     db = await asyncpg.connect(trap.dsn)
     with pytest.raises(asyncpg.RaiseError, match="planted"):
         await db.fetchval("select cardinality(array[1])")
@@ -158,7 +167,7 @@ async def test_a_planted_overload_is_called_by_a_careless_statement(trap: Trap) 
     assert "cardinality(integer[])" in str(await trap.called())
 
 
-async def test_installing_calls_no_overload(trap: Trap) -> None:
+async def test_migrations_call_no_overload(trap: Trap) -> None:
     await run_migrations(dsn=trap.dsn)
     db = await connect(trap.dsn)
     async with WorkerUtils(trap.dsn, schema="second") as utils, db.transaction():
@@ -175,8 +184,8 @@ async def test_installing_calls_no_overload(trap: Trap) -> None:
     assert await trap.called() is None
 
 
-async def test_functions_of_an_earlier_release_get_a_path(database: str, empty_database: str) -> None:
-    await _forget_paths(database)
+async def test_functions_of_an_earlier_release_get_a_search_path(database: str, empty_database: str) -> None:
+    await _reset_paths(database)
     await run_migrations(dsn=database)
     await run_migrations(dsn=empty_database)
 
@@ -188,8 +197,8 @@ async def test_functions_of_an_earlier_release_get_a_path(database: str, empty_d
         await db.close()
 
 
-async def _forget_paths(dsn: str) -> None:
-    """Make the schema what an earlier release left."""
+async def _reset_paths(dsn: str) -> None:
+    """Turn the schema into one that an earlier release installed."""
     db = await asyncpg.connect(dsn)
     for name in await db.fetch("""select oid::regprocedure::text as name from pg_proc
             where pronamespace = 'graphile_worker'::regnamespace and proname not like '%exchange%'"""):
@@ -226,8 +235,9 @@ async def _administer(utils: WorkerUtils, on: dict[str, Any]) -> None:
         jobs = await utils.add_jobs([*specs, JobSpec("u", flags=["f"])], **on)
         ids = [job.id for job in jobs]
         for filters in (
-            {"task": "t"}, {"queue_name": "q"}, {"key": "k"}, {"locked_by": "w"}, {"text": "n"}, {"after": 1},
-            {"state": "ready"}, {"state": "scheduled"}, {"state": "running"}, {"state": "failed"},
+            {"task": "t"}, {"queue_name": "q"}, {"key": "k"}, {"locked_by": "w"}, {"search": "n"},
+            {"after_id": 1}, {"state": "ready"}, {"state": "scheduled"}, {"state": "running"},
+            {"state": "failed"},
         ):  # fmt: skip
             await utils.list_jobs(**filters, **on)
         assert await utils.get_job(id=ids[0], **on)
@@ -240,7 +250,7 @@ async def _administer(utils: WorkerUtils, on: dict[str, Any]) -> None:
         await utils.remove_job("k3", **on)
         await utils.force_unlock_workers(["w"], **on)
         await utils.workers(**on)
-        await utils.workers(and_locks=False, **on)
+        await utils.workers(include_locks=False, **on)
         await utils.known_crontabs(**on)
         everything = ["DELETE_PERMAFAILED_JOBS", "GC_TASK_IDENTIFIERS", "GC_JOB_QUEUES"]
         await utils.cleanup(everything, **on)
@@ -276,9 +286,10 @@ async def test_sql_functions_on_any_connection_call_no_overload(trap: Trap) -> N
     assert await trap.called() is None
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("prepared_statements", [True, False], ids=["session", "transactions"])
-async def test_a_worker_calls_no_overload(trap: Trap, *, prepared_statements: bool) -> None:
-    heard, gate = Heard(), Gate()
+async def test_worker_calls_no_overload(trap: Trap, *, prepared_statements: bool) -> None:
+    recorder, gate, caller = EventRecorder(), Gate(), await connect(trap.dsn)
 
     async def task(payload: Any, ctx: JobContext) -> None:
         if payload == "again" and ctx.job.attempts == 1:
@@ -289,29 +300,36 @@ async def test_a_worker_calls_no_overload(trap: Trap, *, prepared_statements: bo
             raise Fail("no")
         if payload == "broken":
             raise ValueError("broken")
+        if payload == "transaction":
+            async with ctx.transaction():
+                pass
+        if payload == "caller":
+            async with caller.transaction():
+                await ctx.complete(connection=caller)
 
     items = parse_crontab("* * * * * t ?fill=5m&jobKey=c")
     async with running(
-        {"t": task, "gate": gate}, trap.dsn, heard=heard, concurrency=3, prefetch=2, cron_items=items,
+        {"t": task, "gate": gate}, trap.dsn, recorder=recorder, concurrency=3, prefetch=2, cron_items=items,
         forbidden_flags=["no"], prepared_statements=prepared_statements, poll_interval=0.1,
     ) as runner:  # fmt: skip
         utils = runner.utils
-        for payload in ("again", "later", "never", "broken", "fine"):
+        for payload in ("again", "later", "never", "broken", "fine", "transaction", "caller"):
             await utils.add_job("t", payload)
         await utils.add_jobs(JobSpec("t", n, queue_name=f"q{n % 3}", priority=n % 2) for n in range(40))
         await utils.add_job("t", "x", flags=["no"])
         blocked = await utils.add_job("gate", "x", job_key="g")
-        await gate.until_begun()
+        await gate.until_started()
         await utils.cancel_job(blocked.id)
-        await heard.until("job:complete", 45)
-        await until(lambda: _is_settled(gate), "the job was cancelled")
+        await recorder.until("job:complete", 47)
+        await until(lambda: _is_cancelled(gate), "the job is cancelled")
+    await caller.close()
     async with WorkerUtils(trap.dsn) as utils:
         assert {job.payload for job in await utils.list_jobs()} == {"later", "never", "broken", "x"}
 
     assert await trap.called() is None
 
 
-async def _is_settled(gate: Gate) -> bool:
+async def _is_cancelled(gate: Gate) -> bool:
     return bool(gate.cancelled)
 
 
@@ -321,11 +339,11 @@ async def test_recovery_cleanup_and_operations_call_no_overload(trap: Trap) -> N
     async with WorkerUtils(trap.dsn) as utils:
         pool = utils._session.pool
         async with pool.connection() as on:
-            met = await database_workers.meet(on, schema)
+            met = await database_workers.identify_server(on, schema)
             lease = {"seconds": 38, "fast": 8, "tasks": {}, "epoch": met.epoch}
             await database_workers.register(on, schema, "dead", {"lease": lease})
-            await database_workers.beat(on, schema, "dead", {"state": "x"})
-            [beat] = await database_workers.read_beats(on, schema)
+            await database_workers.record_heartbeat(on, schema, "dead", {"state": "x"})
+            [beat] = await database_workers.read_heartbeats(on, schema)
             assert await database_workers.find_lost_sessions(on, schema, ["dead"]) == {"dead"}
         job = await utils.add_job("t", 1, queue_name="q")
         async with pool.connection() as on:
@@ -334,28 +352,30 @@ async def test_recovery_cleanup_and_operations_call_no_overload(trap: Trap) -> N
                 "update graphile_worker._private_job_queues set locked_by = 'dead', locked_at = now()"
             )
             suspect = database_workers.Suspect("dead", beat.beat, 40.0)
-            assert await database_workers.take_dead(on, schema, [suspect], "me", all_dead=True) == ["dead"]
+            assert await database_workers.claim_dead_workers(on, schema, [suspect], "me", all_dead=True) == [
+                "dead"
+            ]
             await database_workers.unlock_stale(on, schema)
         [recovered] = await utils.sweep()
         assert recovered.worker.id == "dead"
         await _operate(utils)
         assert job.id
     found = [finding async for finding in doctor.examine(trap.dsn)]
-    assert not [one for one in found if one.level.name == "TROUBLE"]
+    assert not [one for one in found if one.level is doctor.Level.ERROR]
 
     assert await trap.called() is None
 
 
 async def _operate(utils: WorkerUtils) -> None:
-    """What the commands for large numbers of jobs, and `top`, do."""
+    """Run the statements of the bulk commands and of `top`."""
     many = utils.many
     jobs = await utils.add_jobs(JobSpec("t", n, job_key=f"k{n}") for n in range(5))
-    await many.insist_on_sight()
+    await many.check_rows_visible()
     for change in (Change.fail("x"), Change.retry(), Change.reschedule(priority=1), Change.cancel("x")):
         assert await many.count(JobFilter(task="t"), change) is not None
         async for _ in many.change(change, JobFilter(task="t")):
             pass
-    await many.explain_left([jobs[0].id])
+    await many.read_unchanged([jobs[0].id])
     lines = [line async for page in many.export(JobFilter()) for line in page]
     async for _ in many.change(Change.complete(), JobFilter()):
         pass
@@ -376,7 +396,7 @@ def _without_key(line: bytes) -> bytes:
 
 
 @AUTOCOMMITS
-async def test_the_testing_kit_calls_no_overload(trap: Trap) -> None:
+async def test_testing_helpers_call_no_overload(trap: Trap) -> None:
     await run_migrations(dsn=trap.dsn)
     app, ran = App(trap.dsn), []
 
@@ -400,7 +420,7 @@ async def test_the_testing_kit_calls_no_overload(trap: Trap) -> None:
     assert await trap.called() is None
 
 
-async def test_user_code_keeps_its_own_path(database: str) -> None:
+async def test_user_code_keeps_its_own_search_path(database: str) -> None:
     db = await asyncpg.connect(database)
     await db.execute("create schema mine")
     name = await db.fetchval("select current_database()")
@@ -414,12 +434,12 @@ async def test_user_code_keeps_its_own_path(database: str) -> None:
 
     async with asyncpg.create_pool(database, min_size=1, max_size=6) as pool:
         for options in ({"dsn": database}, {"dsn": None, "pool": pool}):
-            heard = Heard()
-            async with running({"t": task}, heard=heard, **options) as runner:
+            recorder = EventRecorder()
+            async with running({"t": task}, recorder=recorder, **options) as runner:
                 for _ in range(3):
                     await runner.add_job("t")
-                await heard.until("job:complete", 3)
-                async with runner.utils.lend_connection() as lent:
+                await recorder.until("job:complete", 3)
+                async with runner.utils.connection() as lent:
                     seen.append(await lent.fetchval("show search_path"))
                 async with runner.utils._session.pool.connection() as own:
                     assert await own.fetchval("show search_path") == "pg_catalog, pg_temp"
@@ -427,7 +447,7 @@ async def test_user_code_keeps_its_own_path(database: str) -> None:
     assert set(seen) == {"mine, public"}
 
 
-async def test_a_trigger_that_relies_on_the_path_is_told_what_to_do(
+async def test_error_of_a_trigger_that_relies_on_the_search_path_explains_the_fix(
     db: asyncpg.Connection, database: str
 ) -> None:
     await db.execute("""
@@ -437,7 +457,7 @@ async def test_a_trigger_that_relies_on_the_path_is_told_what_to_do(
         create trigger audit after insert on graphile_worker._private_jobs
           for each row execute function audit()""")
     async with WorkerUtils(database) as utils:
-        with pytest.raises(DatabaseError, match=r'"audit" does not exist.*qualify the names') as raised:
+        with pytest.raises(DatabaseError, match=r'"audit" does not exist.*qualify') as raised:
             await utils.add_job("t")
         assert not isinstance(raised.value, SchemaError)
         await db.execute("alter function audit set search_path = public")
@@ -445,7 +465,7 @@ async def test_a_trigger_that_relies_on_the_path_is_told_what_to_do(
     assert await db.fetchval("select id from audit") == job.id
 
 
-# Casts whose name is not a keyword have a type that is looked up, so that a domain could stand for it.
+# PostgreSQL looks up a type whose name is not a keyword. Another role could create a domain of that name.
 _BARE_TYPE = re.compile(r"::(?!pg_catalog\.|bigint|integer|smallint|boolean|double precision|\{schema\})\w+")
 _CALL = re.compile(r"(?<![.\w])(\w+)\s*\(")
 _LOOKED_UP = re.compile(r"\b(nullif|distinct from|like|ilike|between|in \()")
@@ -458,22 +478,22 @@ def _caller_texts() -> Iterator[tuple[str, str]]:
         yield from ((f"{file}: {name}", read_statements(file)[name]) for name in names)
 
 
-async def test_statements_for_callers_connections_qualify_every_name(database: str) -> None:
+async def test_statements_on_callers_connections_qualify_every_name(database: str) -> None:
     db = await asyncpg.connect(database)
     functions = set(await db.fetchval("select array_agg(distinct proname::text) from pg_proc"))
     await db.close()
-    careless = []
+    unqualified = []
     for where, text in _caller_texts():
         bare = re.sub(r"--[^\n]*|'(?:[^']|'')*'|\boperator\(pg_catalog\.\S+?\)", ";", text)
         if "create table" in bare or bare.strip("; \n").startswith(("set ", "alter", "lock", "drop")):
-            continue  # no names, or run when the path is set
+            continue  # No names, or run after the path is set.
         bare = re.sub(
             r"\bset\b.*?(?=\b(where|from|returning)\b|\Z)", "", bare, flags=re.DOTALL
         )  # assignments
-        bare = re.sub(r"\bunnest\(\s*[^()]*,[^()]*\)", "", bare)  # with several arrays it is syntax
-        bare = re.sub(r"\bposition\([^()]*\)", "", bare)  # syntax too
+        bare = re.sub(r"\bunnest\(\s*[^()]*,[^()]*\)", "", bare)  # Syntax, if it has several arrays.
+        bare = re.sub(r"\bposition\([^()]*\)", "", bare)  # Syntax too.
         bare = re.sub(r"\*(?=\)|,|\s+from)", "", bare)
-        careless += [f"{where}: {call}" for call in _CALL.findall(bare) if call in functions - {"extract"}]
-        careless += [f"{where}: {found}" for found in _BARE_TYPE.findall(bare) + _LOOKED_UP.findall(bare)]
-        careless += [f"{where}: {operator}" for operator in overloads.used_in(bare).operators]
-    assert not careless, careless
+        unqualified += [f"{where}: {call}" for call in _CALL.findall(bare) if call in functions - {"extract"}]
+        unqualified += [f"{where}: {found}" for found in _BARE_TYPE.findall(bare) + _LOOKED_UP.findall(bare)]
+        unqualified += [f"{where}: {operator}" for operator in overloads.used_in(bare).operators]
+    assert not unqualified, unqualified

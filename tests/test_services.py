@@ -1,4 +1,4 @@
-"""Services go on, whatever the code of users does to them; and none of them stops other workers."""
+"""Services survive errors in user code, and never block other workers."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 
-from graphile_worker import CronItem, JobSpec, Middleware, Recovery, parse_crontab
-from graphile_worker._db import transactions
-from graphile_worker._db.connect import Pool
-from graphile_worker._db.session import Session
-from graphile_worker._db.sql import Schema
-from graphile_worker._runtime import health as health_module
-from graphile_worker._runtime.relay import Relay
-from graphile_worker._runtime.service import Service
-from graphile_worker._runtime.sidecar import Sidecar, SidecarEndedError
-from graphile_worker.logs import ScopedLogger
+from graphile_worker import CronItem, JobSpec, Middleware, RecoveryAction, parse_crontab
+from graphile_worker._base.background_thread import BackgroundThread, BackgroundThreadEndedError
+from graphile_worker._base.logs import ScopedLogger
+from graphile_worker._db.connection import transactions
+from graphile_worker._db.connection.connect import Pool
+from graphile_worker._db.connection.session import Session
+from graphile_worker._db.sql_files import Schema
+from graphile_worker._worker.liveness import health_server as health_module
+from graphile_worker._worker.liveness.loop_relay import LoopRelay
+from graphile_worker._worker.service import Service
 from support.jobs import add, existing, lock
 from support.proxy import proxied
 from support.waiting import until
-from support.workers import Heard, nothing, running
+from support.workers import EventRecorder, nothing, running
 from test_heartbeat import victim
-from test_recovery import enroll
-from test_scheduler import MINUTE, NEW_YEAR, Desk
+from test_recovery import register_worker
+from test_scheduler import MINUTE, NEW_YEAR, SchedulerHarness
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
 EXITS: list[type[BaseException]] = [asyncio.CancelledError, SystemExit, KeyboardInterrupt]
-variable: ContextVar[str] = ContextVar("variable")
-ON: dict[str, Any] = {"heartbeat_interval": 0.3, "fast_lease": 1.2, "lease": 4.0}
+context_variable: ContextVar[str] = ContextVar("context_variable")
+LEASE_OPTIONS: dict[str, Any] = {"heartbeat_interval": 0.3, "fast_lease": 1.2, "lease": 4.0}
 
 
 @pytest.fixture
@@ -47,19 +47,19 @@ async def session(database: str) -> AsyncIterator[Session]:
 
 
 @pytest.fixture
-def desk(session: Session, db: asyncpg.Connection) -> Desk:
-    return Desk(session, db)
+def harness(session: Session, db: asyncpg.Connection) -> SchedulerHarness:
+    return SchedulerHarness(session, db)
 
 
-async def holds(condition: Callable[[], object], what: str) -> None:
+async def until_true(condition: Callable[[], object], what: str) -> None:
     async def found() -> bool:
         return bool(condition())
 
     await until(found, what)
 
 
-class Counting(Service):
-    """A service whose ticks do what a test says."""
+class CountingService(Service):
+    """A service that counts its ticks and raises the error that the test sets."""
 
     name = "counter"
 
@@ -76,32 +76,32 @@ class Counting(Service):
         return 0.001
 
 
-class TestAService:
+class TestService:
     @pytest.mark.parametrize("error", [*EXITS, OSError])
-    async def test_survives_what_a_tick_raises(
+    async def test_service_survives_any_error_in_a_tick(
         self, error: type[BaseException], caplog: pytest.LogCaptureFixture
     ) -> None:
-        service = Counting()
+        service = CountingService()
         service.error = error
         service.start()
-        await holds(lambda: service.ticks > 3, "it ticks on")
+        await until_true(lambda: service.ticks > 3, "the service ticks again")
         assert service.failing is not None
-        assert "from a tick" in service.failing.why
-        assert "The counter failed; again in" in caplog.text
+        assert "from a tick" in service.failing.reason
+        assert "counter failed" in caplog.text
         service.error = None
-        await holds(lambda: service.failing is None, "it works again")
+        await until_true(lambda: service.failing is None, "the service recovers")
         await service.stop()
         assert not service.has_ended
 
-    async def test_ends_when_its_task_is_cancelled_and_says_so(self) -> None:
-        service = Counting()
+    async def test_service_has_ended_when_its_task_is_cancelled(self) -> None:
+        service = CountingService()
         service.start()
         assert service._task is not None
         service._task.cancel()
-        await holds(lambda: service.has_ended, "it has ended")
+        await until_true(lambda: service.has_ended, "the service has ended")
 
-    async def test_that_swallows_its_cancellation_ends_all_the_same(self) -> None:
-        class Swallows(Counting):
+    async def test_service_that_swallows_its_cancellation_still_stops(self) -> None:
+        class SwallowsCancellation(CountingService):
             async def tick(self) -> float:
                 self.ticks += 1
                 try:
@@ -110,15 +110,15 @@ class TestAService:
                     return 0.0
                 return 0.0
 
-        service = Swallows()
+        service = SwallowsCancellation()
         service.start()
-        await holds(lambda: service.ticks, "it ticks")
+        await until_true(lambda: service.ticks, "the service ticks")
         async with asyncio.timeout(10):
             await service.stop()
 
 
-class Stray(Middleware):
-    """Fails in its own way as often as it is told to."""
+class FailingMiddleware(Middleware):
+    """Middleware that fails so many times, by raising an error or by cancelling its task."""
 
     def __init__(self, how: type[BaseException] | str, times: int = 1) -> None:
         self.how, self.times = how, times
@@ -137,25 +137,31 @@ class Stray(Middleware):
 
 class TestCron:
     @pytest.mark.parametrize("how", [*EXITS, "cancels its task"])
-    async def test_goes_on_after_middleware_that_is_cancelled(
-        self, desk: Desk, database: str, how: type[BaseException] | str, caplog: pytest.LogCaptureFixture
+    async def test_cron_continues_after_middleware_raises_or_cancels(
+        self,
+        harness: SchedulerHarness,
+        database: str,
+        how: type[BaseException] | str,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         past = datetime.now(UTC).replace(second=0, microsecond=0) - 5 * MINUTE
-        await desk.know("t", since=past - MINUTE, last=past)
+        await harness.register_item("t", since=past - MINUTE, last=past)
         options: dict[str, Any] = {
-            "middleware": [Stray(how)],
+            "middleware": [FailingMiddleware(how)],
             "cron_items": parse_crontab("* * * * * t ?fill=1h"),
         }
         async with running({"other": nothing}, database, **options) as runner:
 
             async def added() -> bool:
-                return len(await desk.jobs()) >= 4
+                return len(await harness.jobs()) >= 4
 
-            await until(added, "what was missed is added")
+            await until(added, "the missed minutes are added")
             assert runner.health().ready
-        assert "No job of the cron item 't' is added, but will be later" in caplog.text
+        assert "Cannot add the jobs of the cron item 't'" in caplog.text
 
-    async def test_of_others_goes_on_while_a_middleware_hangs(self, desk: Desk) -> None:
+    async def test_hanging_middleware_does_not_block_other_schedulers(
+        self, harness: SchedulerHarness
+    ) -> None:
         asked, go_on = asyncio.Event(), asyncio.Event()
         called: list[list[str]] = []
 
@@ -166,24 +172,24 @@ class TestCron:
                 await go_on.wait()
                 return await proceed()
 
-        hanging = desk.scheduler("* * * * * t\n* * * * * u", middleware=[Hangs()])
-        desk.clock.time = NEW_YEAR
+        hanging = harness.scheduler("* * * * * t\n* * * * * u", middleware=[Hangs()])
+        harness.clock.time = NEW_YEAR
         tick = asyncio.create_task(hanging.tick())
         await asked.wait()
         assert hanging.failing is not None
         async with asyncio.timeout(10):
-            await desk.scheduler("* * * * * t").tick()
-        assert [job["identifier"] for job in await desk.jobs()] == ["t"]
+            await harness.scheduler("* * * * * t").tick()
+        assert [job["identifier"] for job in await harness.jobs()] == ["t"]
         go_on.set()
         await tick
         assert hanging.failing is None
-        assert sorted(job["identifier"] for job in await desk.jobs()) == ["t", "u"]
-        assert called == [["t", "u"], ["u"]], "it is not asked about what others have added"
+        assert sorted(job["identifier"] for job in await harness.jobs()) == ["t", "u"]
+        assert called == [["t", "u"], ["u"]], "middleware must not see items that other workers have added"
 
     @pytest.mark.parametrize(
         ("prepared_statements", "begins", "replies", "statement", "state"),
         [
-            # With the locks it needs, and idle; or in the middle of a statement, whose values do not come.
+            # It freezes idle with its locks held, or during a statement whose parameters never arrive.
             pytest.param(True, "begin", 2, "for update", "idle in transaction", id="idle"),
             pytest.param(False, "for update", 2, "for update", "idle in transaction", id="idle, in a pooler"),
             pytest.param(True, "set last_execution", 1, "set last_execution", "active", id="active"),
@@ -192,9 +198,9 @@ class TestCron:
             ),
         ],
     )
-    async def test_of_others_goes_on_when_a_scheduler_freezes_in_its_transaction(
+    async def test_scheduler_frozen_in_a_transaction_does_not_block_others(
         self,
-        desk: Desk,
+        harness: SchedulerHarness,
         database: str,
         monkeypatch: pytest.MonkeyPatch,
         prepared_statements: bool,
@@ -203,34 +209,34 @@ class TestCron:
         statement: str,
         state: str,
     ) -> None:
-        if state == "active" and not prepared_statements and desk.db.get_server_version().major < 17:
-            pytest.skip("only transaction_timeout of PostgreSQL 17 ends it there")
+        if state == "active" and not prepared_statements and harness.db.get_server_version().major < 17:
+            pytest.skip("only transaction_timeout (PostgreSQL 17) ends such a transaction")
         monkeypatch.setattr(transactions, "SHORT", 0.5)
         monkeypatch.setattr(transactions, "DURATION", 1.0)
         async with proxied(database) as (proxy, through):
             pool = Pool(through, max_size=1, prepared_statements=prepared_statements)
-            frozen = desk.scheduler(
+            frozen = harness.scheduler(
                 "* * * * * t",
                 session=Session(Schema(), pool, logging.getLogger("graphile_worker")),
             )
-            desk.clock.time = NEW_YEAR - MINUTE / 2
-            await frozen.tick()  # it has begun
+            harness.clock.time = NEW_YEAR - MINUTE / 2
+            await frozen.tick()  # The scheduler has started.
             seen: list[str] = []
 
             def cut_off(direction: str, data: bytes) -> bool:
                 if seen or begins.encode() in data:
                     seen.append(direction)
                 if seen.count("reply") == replies:
-                    proxy.go_dark()
+                    proxy.start_blackhole()
                 return False
 
             proxy.cut_when = cut_off
-            desk.clock.time = NEW_YEAR
+            harness.clock.time = NEW_YEAR
             tick = asyncio.create_task(frozen.tick())
 
-            async def stands_still() -> bool:
+            async def is_frozen() -> bool:
                 return bool(
-                    await desk.db.fetchval(
+                    await harness.db.fetchval(
                         "select exists (select from pg_stat_activity where datname = current_database() "
                         "and state = $1 and wait_event = 'ClientRead' and strpos(query, $2) > 0 "
                         "and pid <> pg_backend_pid())",
@@ -238,29 +244,31 @@ class TestCron:
                     )
                 )
 
-            await until(stands_still, "it holds its locks")
-            monkeypatch.setattr(transactions, "DURATION", 60.0)  # the other one waits for it
+            await until(is_frozen, "the frozen scheduler holds its locks")
+            monkeypatch.setattr(transactions, "DURATION", 60.0)  # The other scheduler waits for its locks.
             async with asyncio.timeout(15):
-                await desk.scheduler("* * * * * t").tick()
-            assert await desk.times() == [NEW_YEAR]
+                await harness.scheduler("* * * * * t").tick()
+            assert await harness.run_times() == [NEW_YEAR]
             proxy.cut_when = lambda _direction, _data: False
-            proxy.light_up()
+            proxy.end_blackhole()
             await tick
             await frozen.tick()
             await pool.close()
-        assert await desk.times() == [NEW_YEAR]
+        assert await harness.run_times() == [NEW_YEAR]
 
-    async def test_middleware_may_add_in_several_steps(self, desk: Desk) -> None:
+    async def test_middleware_may_add_cron_jobs_in_several_steps(self, harness: SchedulerHarness) -> None:
         class Splits(Middleware):
             async def enqueue(self, specs: Sequence[JobSpec], proceed: Any) -> Any:
                 return [job for spec in specs for job in await proceed([spec])]
 
-        scheduler = desk.scheduler("* * * * * t\n* * * * * u", middleware=[Splits()])
+        scheduler = harness.scheduler("* * * * * t\n* * * * * u", middleware=[Splits()])
         for _ in range(2):
-            await desk.at(scheduler, NEW_YEAR)
-        assert [job["identifier"] for job in await desk.jobs()] == ["t", "u"]
+            await harness.tick_at(scheduler, NEW_YEAR)
+        assert [job["identifier"] for job in await harness.jobs()] == ["t", "u"]
 
-    async def test_middleware_that_adds_nothing_is_asked_once_a_minute(self, desk: Desk) -> None:
+    async def test_middleware_that_adds_nothing_is_called_once_per_minute(
+        self, harness: SchedulerHarness
+    ) -> None:
         asked: list[int] = []
 
         class Drops(Middleware):
@@ -268,68 +276,69 @@ class TestCron:
                 asked.append(len(specs))
                 return []
 
-        for scheduler in [desk.scheduler("* * * * * t", middleware=[Drops()]) for _ in range(2)]:
-            await desk.at(scheduler, NEW_YEAR)
+        for scheduler in [harness.scheduler("* * * * * t", middleware=[Drops()]) for _ in range(2)]:
+            await harness.tick_at(scheduler, NEW_YEAR)
         assert asked == [1]
-        assert await desk.known() == {"t": (NEW_YEAR, NEW_YEAR)}
+        assert await harness.known_items() == {"t": (NEW_YEAR, NEW_YEAR)}
 
-    async def test_middleware_that_fails_after_adding_adds_nothing_twice(
-        self, desk: Desk, caplog: pytest.LogCaptureFixture
+    async def test_middleware_that_fails_after_adding_causes_no_duplicate(
+        self, harness: SchedulerHarness, caplog: pytest.LogCaptureFixture
     ) -> None:
         class FailsLate(Middleware):
             async def enqueue(self, _specs: Sequence[JobSpec], proceed: Any) -> Any:
                 await proceed()
                 raise ValueError("too late")
 
-        scheduler = desk.scheduler("* * * * * t", middleware=[FailsLate()])
+        scheduler = harness.scheduler("* * * * * t", middleware=[FailsLate()])
         for minute in range(2):
-            await desk.at(scheduler, NEW_YEAR + minute * MINUTE)
-        assert await desk.times() == [NEW_YEAR, NEW_YEAR + MINUTE]
+            await harness.tick_at(scheduler, NEW_YEAR + minute * MINUTE)
+        assert await harness.run_times() == [NEW_YEAR, NEW_YEAR + MINUTE]
         assert "too late" in caplog.text
 
-    async def test_overlap_is_checked_again_when_jobs_are_added(self, desk: Desk) -> None:
+    async def test_overlap_is_checked_again_after_middleware(self, harness: SchedulerHarness) -> None:
         calls: list[int] = []
 
         class Slow(Middleware):
             async def enqueue(self, specs: Sequence[JobSpec], proceed: Any) -> Any:
                 calls.append(len(specs))
-                if len(calls) == 1:  # meanwhile another client adds a job with the same key
-                    await add(desk.db, "t", job_key=specs[0].job_key, payload={})
+                if len(calls) == 1:  # Another client adds a job with the same key.
+                    await add(harness.db, "t", job_key=specs[0].job_key, payload={})
                 return await proceed()
 
-        scheduler = desk.scheduler([CronItem("t", "* * * * *", overlap="skip")], middleware=[Slow()])
-        await desk.at(scheduler, NEW_YEAR)
-        [job] = await desk.jobs()
+        scheduler = harness.scheduler([CronItem("t", "* * * * *", overlap="skip")], middleware=[Slow()])
+        await harness.tick_at(scheduler, NEW_YEAR)
+        [job] = await harness.jobs()
         assert job["payload"] == "{}"
-        assert await desk.known() == {"t": (NEW_YEAR, NEW_YEAR)}
+        assert await harness.known_items() == {"t": (NEW_YEAR, NEW_YEAR)}
 
 
 class TestRecovery:
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize("error", EXITS)
     @pytest.mark.parametrize("kind", ["def", "async def"])
-    async def test_goes_on_after_a_hook_that_is_cancelled(
+    async def test_recovery_continues_after_a_hook_raises_base_exceptions(
         self, db: asyncpg.Connection, database: str, error: type[BaseException], kind: str
     ) -> None:
-        def decide(_job: object, _worker: object) -> Recovery | None:
+        def decide(_job: object, _worker: object) -> RecoveryAction | None:
             raise error("from on_recovery")
 
-        async def decide_async(_job: object, _worker: object) -> Recovery | None:
+        async def decide_async(_job: object, _worker: object) -> RecoveryAction | None:
             raise error("from on_recovery")
 
         hook = decide if kind == "def" else decide_async
-        async with running({"other": nothing}, database, on_recovery=hook, **ON) as runner:
+        async with running({"other": nothing}, database, on_recovery=hook, **LEASE_OPTIONS) as runner:
             for number in range(2):
-                await enroll(db, f"w{number}", seconds=4, fast=0.5)
+                await register_worker(db, f"w{number}", seconds=4, fast=0.5)
                 job = (await add(db))["id"]
                 await lock(db, job, by=f"w{number}")
 
-                async def freed(job: int = job) -> bool:
+                async def is_released(job: int = job) -> bool:
                     return (await existing(db, job))["locked_by"] is None
 
-                await until(freed, "the job is freed")
+                await until(is_released, "the job is released")
             assert runner.health().ready
 
-    async def test_of_a_dead_worker_goes_on_while_a_task_blocks_the_event_loop(
+    async def test_worker_recovers_jobs_while_a_task_blocks_its_event_loop(
         self, db: asyncpg.Connection, database: str
     ) -> None:
         async with victim(database, lease=60.0) as blocked:
@@ -340,16 +349,18 @@ class TestRecovery:
                 await dying.until("begun")
                 dying.send(signal.SIGKILL)
 
-                async def freed() -> bool:
+                async def is_released() -> bool:
                     return (await existing(db, job))["locked_by"] is None
 
-                await until(freed, "the job of the dead worker is freed")
-            assert (await existing(db, blocking))["locked_by"] is not None, "the loop is blocked"
+                await until(is_released, "the job of the dead worker is released")
+            assert (await existing(db, blocking))["locked_by"] is not None, (
+                "the blocked worker must keep its job"
+            )
 
-    async def test_does_not_wait_for_ever_for_a_hook_on_a_blocked_event_loop(self) -> None:
+    async def test_relay_gives_up_on_a_blocked_event_loop(self) -> None:
         called: list[int] = []
-        relay, sidecar = Relay(), Sidecar()
-        sidecar.start()
+        relay, background_thread = LoopRelay(), BackgroundThread()
+        background_thread.start()
 
         async def ask() -> str:
             try:
@@ -359,89 +370,95 @@ class TestRecovery:
                 return "gave up"
             return "answered"
 
-        asking = sidecar.submit(ask())
-        assert asking.result(timeout=20) == "gave up"  # which blocks this event loop
+        future = background_thread.submit(ask())
+        assert future.result(timeout=20) == "gave up"  # This blocks the event loop of the test.
         await asyncio.sleep(0)
-        assert called == [], "its answer would come too late"
-        assert await sidecar.run(ask()) == "answered"
+        assert called == [], "a call that was given up must not run later"
+        assert await background_thread.run(ask()) == "answered"
         assert called == [1]
-        await sidecar.stop()
+        await background_thread.stop()
 
-    async def test_calls_the_hook_on_the_event_loop_of_the_worker(
+    async def test_recovery_hook_runs_on_the_event_loop_of_the_worker(
         self, db: asyncpg.Connection, database: str
     ) -> None:
-        variable.set("of the caller that started the worker")
+        context_variable.set("of the caller that started the worker")
         asked: list[object] = []
 
-        async def decide(_job: object, _worker: object) -> Recovery:
-            asked.extend([asyncio.get_running_loop(), variable.get()])
-            return Recovery.fail("it may have been paid already")
+        async def decide(_job: object, _worker: object) -> RecoveryAction:
+            asked.extend([asyncio.get_running_loop(), context_variable.get()])
+            return RecoveryAction.fail("it may have been paid already")
 
-        heard = Heard()
-        async with running({"other": nothing}, database, heard=heard, on_recovery=decide, **ON):
-            await enroll(db, "w", seconds=4, fast=0.5)
+        recorder = EventRecorder()
+        async with running(
+            {"other": nothing}, database, recorder=recorder, on_recovery=decide, **LEASE_OPTIONS
+        ):
+            await register_worker(db, "w", seconds=4, fast=0.5)
             job = (await add(db))["id"]
             await lock(db, job, by="w")
-            await heard.until("worker:recovered")
+            await recorder.until("worker:recovered")
         assert asked == [asyncio.get_running_loop(), "of the caller that started the worker"]
         assert (await existing(db, job))["last_error"] == "it may have been paid already"
 
 
 class TestHealth:
-    async def test_a_service_that_has_ended_is_named_and_started_again(self, database: str) -> None:
+    async def test_ended_service_is_named_in_health_and_restarted(self, database: str) -> None:
         async with running({"task": nothing}, database) as runner:
             health, ended = runner._parts.health, runner._parts._stale_locks
-            revive, health._revive = health._revive, lambda: None
+            revive, health._restart_services = health._restart_services, lambda: None
             assert ended._task is not None
             ended._task.cancel()
-            await holds(lambda: runner.health().state == "incomplete", "the worker is not ready")
+            await until_true(lambda: runner.health().state == "incomplete", "the worker is not ready")
             found = runner.health()
             assert (found.ready, found.live) == (False, True)
-            assert found.reason == "Services that have ended: stale locks."
-            assert found.failing == {"stale locks": "It has ended."}
-            health._revive = revive
-            await holds(lambda: runner.health().ready, "the worker is ready again")
+            assert "stale locks" in (found.reason or "")
+            assert list(found.failing) == ["stale locks"]
+            health._restart_services = revive
+            await until_true(lambda: runner.health().ready, "the worker is ready again")
 
-    async def test_a_service_that_fails_for_long_is_named(
+    async def test_persistently_failing_service_is_named_in_health(
         self, db: asyncpg.Connection, database: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(health_module, "_FAILING", 0.0)
+        monkeypatch.setattr(health_module, "_FAILING_AFTER", 0.0)
         past = datetime.now(UTC) - 5 * MINUTE
         await db.execute("insert into graphile_worker._private_known_crontabs values ('t', $1, $1)", past)
         options: dict[str, Any] = {
-            "middleware": [Stray(OSError, times=10**6)],
+            "middleware": [FailingMiddleware(OSError, times=10**6)],
             "cron_items": parse_crontab("* * * * * t ?fill=1h"),
         }
         async with running({"task": nothing}, database, **options) as runner:
-            await holds(
+            await until_true(
                 lambda: runner.health().failing.get("scheduler", "").endswith(" s: from middleware"),
-                "it is named",
+                "health names the service",
             )
-            assert runner.health().ready, "jobs run without cron"
+            assert runner.health().ready, "a failing cron scheduler must not make the worker unready"
 
 
-class TestTheSidecar:
-    async def test_coroutine_submitted_after_the_end_is_refused(self) -> None:
-        sidecar = Sidecar()
-        sidecar.start()
-        await sidecar.stop()
+class TestBackgroundThread:
+    async def test_background_thread_rejects_coroutines_after_its_end(self) -> None:
+        background_thread = BackgroundThread()
+        background_thread.start()
+        await background_thread.stop()
 
-        with pytest.raises(SidecarEndedError):
-            await sidecar.run(asyncio.sleep(0))
+        with pytest.raises(BackgroundThreadEndedError):
+            await background_thread.run(asyncio.sleep(0))
 
-    async def test_coroutine_that_comes_too_late_to_begin_is_refused(self) -> None:
-        sidecar, ends = Sidecar(), threading.Event()
-        sidecar.start()
+    async def test_background_thread_rejects_coroutines_that_arrive_during_its_end(self) -> None:
+        background_thread, ends = BackgroundThread(), threading.Event()
+        background_thread.start()
 
         def end() -> None:
-            sidecar.end()
-            ends.wait(10)  # in the last turn of its loop
+            background_thread.end()
+            ends.wait(10)  # Hold the last iteration of the loop.
 
-        sidecar.call(end)
+        background_thread.call(end)
 
-        waiting = [sidecar.submit(asyncio.sleep(0)) for _ in range(3)]
+        futures = [background_thread.submit(asyncio.sleep(0)) for _ in range(3)]
         ends.set()
-        await sidecar.stop()
+        await background_thread.stop()
 
-        outcomes = await asyncio.gather(*map(asyncio.wrap_future, waiting), return_exceptions=True)
-        assert {type(one) for one in outcomes} <= {SidecarEndedError, type(None), asyncio.CancelledError}
+        outcomes = await asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
+        assert {type(one) for one in outcomes} <= {
+            BackgroundThreadEndedError,
+            type(None),
+            asyncio.CancelledError,
+        }

@@ -1,44 +1,53 @@
-"""The soak: its verdict on made-up courses, and a short one that is real."""
+"""The soak: its verdict on made-up results, and a short one that is real."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace as with_
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
-from benchmarks.arena import Arena
-from benchmarks.measure import GaveUp
+from benchmarks.measure import MeasurementTimeoutError
 from benchmarks.results import Machine, Report
 from benchmarks.soak.__main__ import main
-from benchmarks.soak.course import Course, Left, Pair, Sample, Soaked, Spending, TableState, Tally
-from benchmarks.soak.page import print_courses, remarks_of, write_page
+from benchmarks.soak.page import print_results, remarks_of, write_page
+from benchmarks.soak.result import (
+    Pair,
+    Remaining,
+    Sample,
+    ScenarioResult,
+    SoakResult,
+    Spending,
+    TableState,
+    Tally,
+)
 from benchmarks.soak.run import soak
 from benchmarks.soak.scenarios import SCENARIOS
 from benchmarks.soak.verdict import TABLES, Finding, judge, oldest_dead, thirds
+from benchmarks.workbench import Workbench
 
 from support.postgres import ROOT
 
 JOBS, SECONDS, RATE, NAPTIME = 1_000_000, 600, 1700, 60
 ALL = {
     "every job succeeded once",
-    "the server counted the same",
-    "nothing is left, nothing is locked",
-    "the worker's memory, median",
-    "the table of jobs with its indexes, largest",
-    "the table of queues with its indexes, largest",
-    "dead rows of jobs, oldest",
-    "dead rows of queues, oldest",
+    "the server's counts match",
+    "no jobs or locks remain",
+    "worker memory, median",
+    "jobs table with indexes, largest",
+    "queues table with indexes, largest",
+    "dead rows of the jobs table, oldest",
+    "dead rows of the queues table, oldest",
     "latency under load, median",
-    "latency when idle, median",
+    "idle latency, median",
     "jobs per second",
 }
 QUEUES = TableState(dead=100, died=100, table=8192, indexes=8192, vacuums=1)
 
 
 def sample(second: int) -> Sample:
-    """As a good run has them: autovacuum comes every minute and takes what died before."""
+    """Return samples of a healthy run, in which autovacuum runs every minute."""
     done = min(JOBS, second * RATE)
     died = 2 * done
     vacuums = second // NAPTIME
@@ -48,8 +57,8 @@ def sample(second: int) -> Sample:
     return Sample(float(second), done, waiting, 40_000_000, jobs, QUEUES, [5.0, 6.0, 7.0])
 
 
-def course() -> Course:
-    return Course(
+def result() -> ScenarioResult:
+    return ScenarioResult(
         name="made up",
         settings=["alter table a;"],
         naptime=NAPTIME,
@@ -62,46 +71,48 @@ def course() -> Course:
         idle_after=Pair([5.0] * 200, [2.0] * 200),
         idle_settled=Pair([2.1] * 200, [2.0] * 200),
         tally=Tally(
-            JOBS, never=0, once=JOBS, more=0, runs=JOBS + 9, failures=9, recorded=JOBS + 509, complaints=[]
+            JOBS, never=0, once=JOBS, more=0, runs=JOBS + 9, failures=9, recorded=JOBS + 509, log_messages=[]
         ),
-        left=Left(0, 0, 0, inserted=JOBS + 500, deleted=JOBS + 500, hot_queue_updates=1.0),
+        left=Remaining(0, 0, 0, inserted=JOBS + 500, deleted=JOBS + 500, hot_queue_updates=1.0),
         spent=Spending(worker_cpu=100, server_cpu=200, wal=2**30),
     )
 
 
-def changed(**changes: object) -> Course:
-    return msgspec.structs.replace(course(), **changes)
+def changed(**changes: object) -> ScenarioResult:
+    return msgspec.structs.replace(result(), **changes)
 
 
-def each_sample(change: object) -> Course:
-    """With every sample as the function makes it."""
+def each_sample(change: object) -> ScenarioResult:
+    """Return a course in which the function has changed every sample."""
     assert callable(change)
-    return changed(samples=[change(one) for one in course().samples])
+    return changed(samples=[change(one) for one in result().samples])
 
 
-def wrong(judged: Course) -> set[str]:
-    return {finding.what for finding in judge(judged) if finding.good is False}
+def failed_checks(judged: ScenarioResult) -> set[str]:
+    return {finding.name for finding in judge(judged) if finding.passed is False}
 
 
-def found(judged: Course, what: str) -> Finding:
-    [finding] = [one for one in judge(judged) if one.what == what]
+def finding_of(judged: ScenarioResult, what: str) -> Finding:
+    [finding] = [one for one in judge(judged) if one.name == what]
     return finding
 
 
-def test_a_run_in_which_nothing_grows_is_good() -> None:
-    findings = judge(course())
-    assert {one.what for one in findings} == ALL
+def test_run_without_growth_passes_every_check() -> None:
+    findings = judge(result())
+    assert {one.name for one in findings} == ALL
     assert [one.mark for one in findings] == ["✓"] * len(ALL)
 
 
-def test_growing_memory_is_reported() -> None:
+def test_growing_memory_fails_the_check() -> None:
     grown = each_sample(lambda one: msgspec.structs.replace(one, memory=40_000_000 + one.done * 50))
-    assert wrong(grown) == {"the worker's memory, median"}
-    assert found(grown, "the worker's memory, median").found == "50.4 → 81.9 MB"
+    assert failed_checks(grown) == {"worker memory, median"}
+    assert finding_of(grown, "worker memory, median").found == "50.4 → 81.9 MB"
 
 
-def test_memory_that_grows_a_little_is_not() -> None:
-    assert not wrong(each_sample(lambda one: msgspec.structs.replace(one, memory=40_000_000 + one.done * 5)))
+def test_slightly_growing_memory_passes_the_check() -> None:
+    assert not failed_checks(
+        each_sample(lambda one: msgspec.structs.replace(one, memory=40_000_000 + one.done * 5))
+    )
 
 
 def without_vacuum(one: Sample) -> Sample:
@@ -109,45 +120,48 @@ def without_vacuum(one: Sample) -> Sample:
     return msgspec.structs.replace(one, jobs=jobs)
 
 
-def test_dead_rows_that_stay_are_reported() -> None:
+def test_dead_rows_that_stay_fail_the_check() -> None:
     grown = each_sample(without_vacuum)
-    assert wrong(grown) == {"dead rows of jobs, oldest"}
-    assert found(grown, "dead rows of jobs, oldest").found == "598 s; 2,000,000 at most"
+    assert failed_checks(grown) == {"dead rows of the jobs table, oldest"}
+    assert finding_of(grown, "dead rows of the jobs table, oldest").found == "598 s; 2,000,000 at most"
 
 
-def test_of_a_run_that_autovacuum_could_not_see_nothing_is_said_about_dead_rows() -> None:
+def test_dead_rows_of_a_run_too_short_for_autovacuum_are_not_judged() -> None:
     short = [without_vacuum(sample(second)) for second in range(0, 2 * NAPTIME, 2)]
-    finding = found(changed(samples=short, seconds=2 * NAPTIME), "dead rows of jobs, oldest")
-    assert (finding.mark, finding.found) == ("?", "118 s; 401,200 at most; the run was too short to tell")
+    finding = finding_of(changed(samples=short, seconds=2 * NAPTIME), "dead rows of the jobs table, oldest")
+    assert (finding.mark, finding.found) == (
+        "?",
+        "118 s; 401,200 at most; the run was too short to tell",
+    )
 
 
-def test_the_age_of_dead_rows_is_the_time_between_two_vacuums() -> None:
-    assert oldest_dead(course().samples, TABLES["jobs"]) == pytest.approx(NAPTIME, abs=2)
-    assert oldest_dead(course().samples, TABLES["queues"]) == 0
+def test_age_of_dead_rows_is_the_time_between_two_vacuums() -> None:
+    assert oldest_dead(result().samples, TABLES["jobs"]) == pytest.approx(NAPTIME, abs=2)
+    assert oldest_dead(result().samples, TABLES["queues"]) == 0
 
 
 @pytest.mark.parametrize("name", ["jobs", "queues"])
-def test_a_table_that_grows_is_reported(name: str) -> None:
+def test_growing_table_fails_the_check(name: str) -> None:
     def grown(one: Sample) -> Sample:
         state = msgspec.structs.replace(getattr(one, name), indexes=40_000_000 + one.done * 300)
         return msgspec.structs.replace(one, **{name: state})
 
-    assert wrong(each_sample(grown)) == {f"the table of {name} with its indexes, largest"}
+    assert failed_checks(each_sample(grown)) == {f"{name} table with indexes, largest"}
 
 
-def test_a_slower_end_is_reported() -> None:
+def test_latency_and_throughput_that_degrade_fail_the_check() -> None:
     slower = each_sample(
         lambda one: msgspec.structs.replace(one, latencies=[5.0 + one.done / 20_000 for _ in range(3)])
     )
-    assert wrong(slower) == {"latency under load, median"}
-    assert wrong(changed(idle_settled=Pair([4.1] * 200, [2.0] * 200))) == {"latency when idle, median"}
-    assert wrong(changed(idle_settled=None)) == {"latency when idle, median"}
+    assert failed_checks(slower) == {"latency under load, median"}
+    assert failed_checks(changed(idle_settled=Pair([4.1] * 200, [2.0] * 200))) == {"idle latency, median"}
+    assert failed_checks(changed(idle_settled=None)) == {"idle latency, median"}
     # The second half takes four times as long.
     late = [
         msgspec.structs.replace(one, seconds=one.seconds if one.done < JOBS / 2 else 4 * one.seconds - 882)
-        for one in course().samples
+        for one in result().samples
     ]
-    assert "jobs per second" in wrong(changed(samples=late))
+    assert "jobs per second" in failed_checks(changed(samples=late))
 
 
 @pytest.mark.parametrize(
@@ -156,65 +170,69 @@ def test_a_slower_end_is_reported() -> None:
         ({"once": JOBS - 1, "never": 1}, {}, "every job succeeded once"),
         ({"once": JOBS - 1, "more": 1}, {}, "every job succeeded once"),
         ({"runs": JOBS + 10, "recorded": JOBS + 510}, {}, "every job succeeded once"),
-        ({"recorded": JOBS + 508}, {}, "the server counted the same"),
-        ({}, {"deleted": JOBS + 499}, "the server counted the same"),
-        ({}, {"inserted": JOBS + 501, "deleted": JOBS + 501}, "the server counted the same"),
-        ({}, {"jobs": 1}, "nothing is left, nothing is locked"),
-        ({}, {"locked_queues": 1}, "nothing is left, nothing is locked"),
+        ({"recorded": JOBS + 508}, {}, "the server's counts match"),
+        ({}, {"deleted": JOBS + 499}, "the server's counts match"),
+        ({}, {"inserted": JOBS + 501, "deleted": JOBS + 501}, "the server's counts match"),
+        ({}, {"jobs": 1}, "no jobs or locks remain"),
+        ({}, {"locked_queues": 1}, "no jobs or locks remain"),
     ],
 )
-def test_a_job_too_few_or_too_many_is_reported(
-    tally: dict[str, int], left: dict[str, int], what: str
-) -> None:
-    good = course()
+def test_missing_or_extra_job_fails_the_check(tally: dict[str, int], left: dict[str, int], what: str) -> None:
+    passed = result()
     bad = changed(
-        tally=msgspec.structs.replace(good.tally, **tally), left=msgspec.structs.replace(good.left, **left)
+        tally=msgspec.structs.replace(passed.tally, **tally),
+        left=msgspec.structs.replace(passed.left, **left),
     )
-    assert wrong(bad) == {what}
+    assert failed_checks(bad) == {what}
 
 
-def test_beside_an_old_transaction_only_jobs_locks_and_memory_count() -> None:
-    beside = msgspec.structs.replace(each_sample(without_vacuum), judged=False, idle_settled=None)
-    assert not wrong(beside)
-    assert {one.what for one in judge(beside) if one.good} == {
+def test_run_with_an_old_transaction_is_judged_by_jobs_locks_and_memory_only() -> None:
+    unjudged = msgspec.structs.replace(each_sample(without_vacuum), judged=False, idle_settled=None)
+    assert not failed_checks(unjudged)
+    assert {one.name for one in judge(unjudged) if one.passed} == {
         "every job succeeded once",
-        "the server counted the same",
-        "nothing is left, nothing is locked",
-        "the worker's memory, median",
+        "the server's counts match",
+        "no jobs or locks remain",
+        "worker memory, median",
     }
-    assert wrong(msgspec.structs.replace(beside, left=msgspec.structs.replace(beside.left, jobs=1)))
+    assert failed_checks(
+        msgspec.structs.replace(unjudged, left=msgspec.structs.replace(unjudged.left, jobs=1))
+    )
 
 
-def test_thirds_begin_after_the_warm_up_and_end_with_the_last_add() -> None:
-    first, last = thirds(course())
+def test_thirds_exclude_the_warm_up_and_the_time_after_the_last_add() -> None:
+    first, last = thirds(result())
     assert [first[0].done, first[-1].done] == [51_000, 363_800]
     assert [last[0].done, last[-1].done] == [683_400, 992_800]
 
 
-def soaked(*courses: Course) -> Soaked:
+def soak_of(*results: ScenarioResult) -> SoakResult:
     report = Report(
         when="2030-01-02 03:04 UTC",
         command="python -m benchmarks.soak",
         seconds=83.4,
         machine=Machine("Linux 6", "A processor", 2, 4 * 2**30),
         versions={"Python": "3.13.1", "PostgreSQL": "17.2"},
-        remarks=["It rained.", *(remark for one in courses for remark in remarks_of(one))],
+        remarks=["It rained.", *(remark for one in results for remark in remarks_of(one))],
     )
-    return Soaked(report, list(courses))
+    return SoakResult(report, list(results))
 
 
-def test_what_was_seen_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    complaining = msgspec.structs.replace(course().tally, complaints=["Oops"])
-    run = soaked(course(), msgspec.structs.replace(each_sample(without_vacuum), tally=complaining))
+def test_report_page_and_output_show_the_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tally_with_complaint = msgspec.structs.replace(result().tally, log_messages=["Oops"])
+    run = soak_of(result(), msgspec.structs.replace(each_sample(without_vacuum), tally=tally_with_complaint))
     run.write(tmp_path / "soak.json")
-    assert Soaked.read(tmp_path / "soak.json") == run
+    assert SoakResult.read(tmp_path / "soak.json") == run
 
     write_page(run, tmp_path)
-    print_courses(run)
+    print_results(run)
 
     page = (tmp_path / "soak.md").read_text()
-    assert page.startswith("# 1,000,000 jobs at full speed\n")
-    assert "| dead rows of jobs, oldest | ✓ 58 s; 197,200 at most | ✗ 598 s; 2,000,000 at most |" in page
+    assert page.startswith("# Soak test: 1,000,000 jobs\n")
+    assert (
+        "| dead rows of the jobs table, oldest | ✓ 58 s; 197,200 at most | ✗ 598 s; 2,000,000 at most |"
+        in page
+    )
     assert "```sql\nalter table a;\n```" in page
     assert "- made up: the worker logged 'Oops'." in page
     for chart in re.findall(r"\]\((.+?)\)", page):
@@ -224,20 +242,21 @@ def test_what_was_seen_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert re.search(r"jobs per second .* ✓\n", printed)
 
 
-async def test_a_short_soak_counts_every_job(
+@pytest.mark.slow
+async def test_short_soak_counts_every_job(
     graphile_worker_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.soak.idle._TURNS", 2)
-    scenario = with_(
+    scenario = replace(
         SCENARIOS["old-transaction"],
         tables=SCENARIOS["tuned"].tables,
-        old_transaction=(0.3, 1.0),  # long enough for a sample in it, whoever is paused meanwhile
+        old_transaction=(0.3, 1.0),  # Long enough for a sample in it, even on a machine that stalls.
         scheduled=1000,
     )
-    async with Arena.open(graphile_worker_server) as arena:
-        seen = await soak(arena, scenario, 2000, interval=0.05)
+    async with Workbench.open(graphile_worker_server) as workbench:
+        seen = await soak(workbench, scenario, 2000, interval=0.05)
 
-    assert not wrong(seen)
+    assert not failed_checks(seen)
     assert seen.tally.failures == 106
     assert seen.left.inserted == 3000 + seen.probes
     assert any(one.old_transaction for one in seen.samples)
@@ -247,37 +266,38 @@ async def test_a_short_soak_counts_every_job(
 
 
 @pytest.mark.slow
-def test_the_program_on_a_durable_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.alone
+def test_soak_program_runs_on_a_durable_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = main(["--jobs", "20000", "--interval", "0.25", "--output", str(tmp_path)])
 
     printed = capsys.readouterr().out
     assert "20,000 once, 0 never, 0 more often; 21,053 runs" in printed
     assert status == 0, printed
-    [seen] = Soaked.read(tmp_path / "soak.json").courses
+    [seen] = SoakResult.read(tmp_path / "soak.json").scenarios
     assert len(seen.samples) > 10
     assert (tmp_path / "soak.md").exists()
 
 
-def test_a_run_that_breaks_is_wrong(
+def test_soak_program_fails_when_a_run_gives_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gives_up(*_arguments: object) -> None:
-        raise GaveUp("no job was done for 120 s")
+    def give_up(*_arguments: object) -> None:
+        raise MeasurementTimeoutError("no job was done for 120 s")
 
-    monkeypatch.setattr("benchmarks.soak.__main__._run", gives_up)
+    monkeypatch.setattr("benchmarks.soak.__main__._run", give_up)
 
     assert main(["--output", str(tmp_path)]) == 1
-    assert "Wrong: 1; not judged: 0.\ndefault: no job was done for 120 s\n" in capsys.readouterr().out
+    assert "Failed: 1; not judged: 0.\ndefault: no job was done for 120 s\n" in capsys.readouterr().out
 
 
-def test_the_advice_on_settings_is_what_was_measured() -> None:
-    advice = (ROOT / "docs" / "operations.md").read_text()
+def test_documented_settings_are_those_measured() -> None:
+    advice = (ROOT / "docs" / "production" / "maintenance.md").read_text()
     settings = SCENARIOS["tuned"].settings
     assert len(settings) == 2
     assert all(statement in advice for statement in settings)
 
 
-def test_a_mistake_on_the_command_line_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_soak_program_rejects_invalid_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--jobs", "0"])
-    assert "--jobs is 0; it must be at least 1" in capsys.readouterr().err
+    assert "invalid --jobs 0: must be at least 1" in capsys.readouterr().err

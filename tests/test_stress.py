@@ -1,8 +1,8 @@
-"""Many workers, ours and npm's, on one queue that others change all the time.
+"""Many Python and Node workers, on jobs that other clients change all the time.
 
-What is promised is audited in a ledger that the tasks write: every job ran, jobs of one queue never
-overlapped, each attempt was one run, and nothing is left locked. Without keyed adds and removes such a test
-shows nothing: those are what make a claim go wrong.
+The tasks write a ledger, and an audit checks it: every job ran, jobs of one queue never overlapped, each
+attempt was one run, and nothing is left locked. Keyed adds and removes are essential, because
+they are the calls that conflict with a claim.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 
 from graphile_worker import JobContext, Runner, run
 from support import node
-from support.jobs import one
+from support.jobs import fetch_one
 from support.waiting import until
 from support.workers import locked
 
@@ -41,98 +41,98 @@ module.exports = async (payload, helpers) => {
   const { rows } = await helpers.query(`%s`, [id, attempts, job_queue_id, 'node']);
   await new Promise((resolve) => setTimeout(resolve, payload.ms));
   await helpers.query(`%s`, [rows[0].run, false]);
-  if (payload.fail >= attempts) throw new Error('as told');
+  if (payload.fail >= attempts) throw new Error('on purpose');
 };
-""" % (BEGIN, END)  # noqa: UP031 - it is full of braces
+""" % (BEGIN, END)  # noqa: UP031 - the text is full of braces
 
 
 async def work(ledger: asyncpg.Pool, payload: dict[str, Any], ctx: JobContext) -> None:
-    """Write what happens into the ledger, and do nothing for a while."""
+    """Write start and end into the ledger, and sleep in between."""
     job = ctx.job
-    # Not to be interrupted: what began is in the ledger.
-    beginning = asyncio.ensure_future(
+    # Shielded, so that every run that started is in the ledger.
+    insertion = asyncio.ensure_future(
         ledger.fetchval(BEGIN, job.id, job.attempts, job.job_queue_id, ctx.worker_id)
     )
     try:
-        await asyncio.shield(beginning)
+        await asyncio.shield(insertion)
         await asyncio.sleep(payload["ms"] / 1000)
-        await ledger.execute(END, beginning.result(), False)
+        await ledger.execute(END, insertion.result(), False)
     except asyncio.CancelledError:
-        await ledger.execute(END, await beginning, True)
+        await ledger.execute(END, await insertion, True)
         raise
     if payload["fail"] >= job.attempts:
-        raise ValueError("as told")
+        raise ValueError("on purpose")
 
 
-class Troublemaker:
-    """Adds, replaces and removes jobs, in transactions of all kinds.
+class RandomClient:
+    """A client that adds, replaces and removes jobs in random transactions.
 
     Args:
-        moving: Whether a key may go from queue to queue. npm's worker locks the queue in which a job was when
-            it looked, and not the one in which it finds it: beside it keys have to stay where they are.
+        moving: Whether a key may move to another queue. A Node worker locks the queue in which it found a
+            job, even if the job has moved to another queue since. Next to Node, keys must stay in one queue.
     """
 
     def __init__(self, dsn: str, seed: int, *, moving: bool) -> None:
         self._dsn = dsn
         self._moving = moving
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
         self._keys = [f"key {n}" for n in range(15)]
-        self.plain: set[int] = set()
+        self.unkeyed: set[int] = set()
 
-    async def cause(self, calls: int) -> None:
+    async def run(self, calls: int) -> None:
         connection = await asyncpg.connect(self._dsn)
         try:
             for _ in range(calls):
-                await self._once(connection)
+                await self._run_transaction(connection)
         finally:
             await connection.close()
 
-    async def _once(self, connection: asyncpg.Connection) -> None:
-        chance = self._chance
+    async def _run_transaction(self, connection: asyncpg.Connection) -> None:
+        rng = self._rng
         transaction = connection.transaction()
         await transaction.start()
         added: set[int] = set()
-        # In one order, so that these transactions do not deadlock with each other.
-        for key in sorted(chance.sample(self._keys, chance.choice([0, 1, 1, 2]))):
-            if chance.random() < 0.2:
+        # Sorted, so that these transactions do not deadlock with each other.
+        for key in sorted(rng.sample(self._keys, rng.choice([0, 1, 1, 2]))):
+            if rng.random() < 0.2:
                 await connection.execute("select graphile_worker.remove_job($1)", key)
             else:
                 await self._add(connection, key)
-        for _ in range(chance.choice([0, 1, 3])):
+        for _ in range(rng.choice([0, 1, 3])):
             added.add(await self._add(connection, None))
-        if chance.random() < 0.3:
-            await asyncio.sleep(chance.uniform(0, 0.03))
-        if chance.random() < 0.15:
+        if rng.random() < 0.3:
+            await asyncio.sleep(rng.uniform(0, 0.03))
+        if rng.random() < 0.15:
             await transaction.rollback()
         else:
             await transaction.commit()
-            self.plain |= added
+            self.unkeyed |= added
 
     async def _add(self, connection: asyncpg.Connection, key: str | None) -> int:
-        chance = self._chance
+        rng = self._rng
         queues = [None, None, *(f"queue {n}" for n in range(8))]
-        queue = chance.choice(queues)
+        queue = rng.choice(queues)
         if key is not None and not self._moving:
             queue = queues[self._keys.index(key) % len(queues)]
-        row = await one(
+        row = await fetch_one(
             connection,
             """select * from graphile_worker.add_job('work', json_build_object('ms', $1::int, 'fail',
             $2::int), queue_name => $3, priority => $4, job_key => $5, max_attempts => $6, job_key_mode =>
             $7)""",
-            chance.choice([0, 0, 1, 3]),
-            chance.choice([0, 0, 0, 0, 1, 2]),
+            rng.choice([0, 0, 1, 3]),
+            rng.choice([0, 0, 0, 0, 1, 2]),
             queue,
-            chance.choice([-1, 0, 0, 0, 5]),
+            rng.choice([-1, 0, 0, 0, 5]),
             key,
-            chance.choice([1, 3, 25]),
-            chance.choice(["replace", "preserve_run_at"]),
+            rng.choice([1, 3, 25]),
+            rng.choice(["replace", "preserve_run_at"]),
         )
         return int(row["id"])
 
 
 @contextlib.asynccontextmanager
-async def nodes_worker(dsn: str, folder: Path) -> AsyncIterator[None]:
-    """npm's; skips the test where it is missing."""
+async def node_worker(dsn: str, folder: Path) -> AsyncIterator[None]:
+    """Run a Node worker. Skip the test if Node is not installed."""
     command = node.command("0.18.0")
     (folder / "tasks").mkdir()
     (folder / "tasks" / "work.js").write_text(NODE_TASK)
@@ -153,9 +153,9 @@ async def start_worker(dsn: str, ledger: asyncpg.Pool, **options: Any) -> Runner
     return await run(tasks, dsn, handle_signals=False, poll_interval=0.1, **options)
 
 
-async def kill_sessions(db: asyncpg.Pool, chance: random.Random) -> None:
+async def kill_sessions(db: asyncpg.Pool, rng: random.Random) -> None:
     while True:
-        await asyncio.sleep(chance.uniform(0.1, 0.6))
+        await asyncio.sleep(rng.uniform(0.1, 0.6))
         await db.execute(
             """select pg_terminate_backend(pid) from pg_stat_activity
             where application_name = 'graphile-worker' and datname = current_database()
@@ -163,8 +163,8 @@ async def kill_sessions(db: asyncpg.Pool, chance: random.Random) -> None:
         )
 
 
-async def hurry(dsn: str) -> None:
-    """Retries are due at once: the test has no time for the back-off."""
+async def skip_back_off(dsn: str) -> None:
+    """Make retries due at once, because the test has no time for the back-off."""
     connection = await asyncpg.connect(dsn)
     try:
         while True:
@@ -178,9 +178,9 @@ async def hurry(dsn: str) -> None:
         connection.terminate()
 
 
-async def audit(db: asyncpg.Connection, plain: set[int]) -> None:
+async def audit(db: asyncpg.Connection, unkeyed: set[int]) -> None:
     ran = {row["job_id"] for row in await db.fetch("select distinct job_id from ledger")}
-    assert plain <= ran, f"never ran: {sorted(plain - ran)[:10]}"
+    assert unkeyed <= ran, f"never ran: {sorted(unkeyed - ran)[:10]}"
     assert await locked(db) == []
     overlaps = await db.fetch(
         """select a.job_id, b.job_id, a.queue_id, a.worker, b.worker, a.begun, a.ended, b.begun, b.ended
@@ -191,7 +191,7 @@ async def audit(db: asyncpg.Connection, plain: set[int]) -> None:
     attempts = await db.fetch(
         """select job_id, array_agg(attempt order by run) as attempts from ledger
         where job_id = any ($1) and not interrupted group by job_id""",
-        list(plain),
+        list(unkeyed),
     )
     for row in attempts:
         assert row["attempts"] == list(range(1, len(row["attempts"]) + 1)), dict(row)
@@ -204,70 +204,71 @@ async def audit(db: asyncpg.Connection, plain: set[int]) -> None:
 async def stress(
     dsn: str, db: asyncpg.Connection, folder: Path, seed: int, calls: int, *, with_node: bool
 ) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     await db.execute(LEDGER)
-    # There from the start, or transactions that add them in different orders deadlock with each other.
+    # Created first, because transactions that add them in different orders would deadlock with each other.
     await db.execute("insert into graphile_worker._private_tasks (identifier) values ('work')")
     await db.execute(
         """insert into graphile_worker._private_job_queues (queue_name)
         select 'queue ' || n from generate_series(0, 7) as n"""
     )
-    trouble = [Troublemaker(dsn, seed * 100 + n, moving=not with_node) for n in range(4)]
+    clients = [RandomClient(dsn, seed * 100 + n, moving=not with_node) for n in range(4)]
     async with (
         asyncpg.create_pool(dsn, min_size=1, max_size=1) as killer,
         asyncpg.create_pool(dsn, min_size=1, max_size=6) as ledger,
-        nodes_worker(dsn, folder) if with_node else contextlib.nullcontext(),
+        node_worker(dsn, folder) if with_node else contextlib.nullcontext(),
     ):
         runners = [
             await start_worker(dsn, ledger, concurrency=4),
-            await start_worker(dsn, ledger, concurrency=3, prefetch=chance.choice([5, 30])),
+            await start_worker(dsn, ledger, concurrency=3, prefetch=rng.choice([5, 30])),
             await start_worker(dsn, ledger, concurrency=1, listen=False),
         ]
         background = [
-            asyncio.create_task(kill_sessions(killer, chance)),
-            asyncio.create_task(hurry(dsn)),
+            asyncio.create_task(kill_sessions(killer, rng)),
+            asyncio.create_task(skip_back_off(dsn)),
         ]
         try:
-            await asyncio.gather(*(maker.cause(calls) for maker in trouble))
-            # One of them leaves in the middle, and a new one comes.
-            await runners.pop(0).stop(grace=chance.choice([0, None]))
-            # A start that loses its connection is an error, and rightly so.
+            await asyncio.gather(*(client.run(calls) for client in clients))
+            # One worker stops in the middle, and a new one starts.
+            await runners.pop(0).stop(grace=rng.choice([0, None]))
+            # A worker that loses its connection while it starts rightly fails.
             killing = background.pop(0)
             killing.cancel()
             await asyncio.wait([killing])
             runners.append(await start_worker(dsn, ledger, concurrency=4, prefetch=10))
 
-            async def drained() -> bool:
+            async def all_jobs_ran() -> bool:
                 return not await db.fetchval(
                     """select exists (select from graphile_worker._private_jobs
                     where locked_at is not null or attempts < max_attempts)"""
                 )
 
-            await until(drained, "all jobs ran")
+            await until(all_jobs_ran, "all jobs ran")
         finally:
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
             for runner in runners:
                 await runner.stop(grace=5)
-    await audit(db, set(itertools.chain.from_iterable(maker.plain for maker in trouble)))
+    await audit(db, set(itertools.chain.from_iterable(client.unkeyed for client in clients)))
     assert await db.fetchval("select count(*) from ledger") > calls
 
 
-beside = pytest.mark.parametrize("with_node", [False, True], ids=["alone", "beside npm's"])
+with_or_without_node = pytest.mark.parametrize("with_node", [False, True], ids=["alone", "with node"])
 
 
-@beside
-async def test_nothing_is_lost_overlaps_or_stays_locked(
+@pytest.mark.sample(1)
+@with_or_without_node
+async def test_no_job_is_lost_overlaps_or_stays_locked_under_stress(
     db: asyncpg.Connection, database: str, tmp_path: Path, with_node: bool
 ) -> None:
     await stress(database, db, tmp_path, 1, calls=60, with_node=with_node)
 
 
 @pytest.mark.slow
-@beside
+@with_or_without_node
 @pytest.mark.parametrize("seed", range(10, 13))
-async def test_nothing_is_lost_overlaps_or_stays_locked_for_longer(
+async def test_no_job_is_lost_overlaps_or_stays_locked_under_longer_stress(
     db: asyncpg.Connection, database: str, tmp_path: Path, seed: int, with_node: bool
 ) -> None:
     await stress(database, db, tmp_path, seed, calls=400, with_node=with_node)

@@ -1,4 +1,4 @@
-"""TLS is really on when asked for, and a PgBouncer in transaction mode is no obstacle."""
+"""Connections use TLS if configured, and everything works behind PgBouncer in transaction mode."""
 
 from __future__ import annotations
 
@@ -9,45 +9,64 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from contextlib import AsyncExitStack, contextmanager
+import uuid
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import asyncpg
+import psycopg
 import pytest
+from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
 
-from graphile_worker import DatabaseError, JobSpec, WorkerUtils, run_migrations
-from graphile_worker._db.connect import Pool, connect
-from graphile_worker._runtime import notifier
+from graphile_worker import (
+    DatabaseError,
+    JobContext,
+    JobSpec,
+    RunSummary,
+    WorkerUtils,
+    run_migrations,
+    run_once,
+)
+from graphile_worker._db.connection.connect import Pool, connect
+from graphile_worker._worker.maintenance import notifier
 from graphile_worker.embedded import EmbeddedPostgres
 from graphile_worker.embedded.binaries import ServerUser
-from support.workers import Heard, running
+from support.workers import EventRecorder, running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 
-class Secure(NamedTuple):
-    """A server that speaks TLS, and the certificate that it shows."""
+class TlsServer(NamedTuple):
+    """A server with TLS, and its certificate."""
 
     dsn: str
     certificate: Path
 
 
 def debian_postgres() -> Path:
-    """The wheel's PostgreSQL is built without TLS; Debian's has it."""
+    """Return the folder of Debian's PostgreSQL, because the one in the wheel is built without TLS."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
     if not found:
-        pytest.skip("there is no PostgreSQL of Debian's here")
+        pytest.skip("needs PostgreSQL from Debian")
     return found[-1].parent.parent
 
 
 @pytest.fixture(scope="module")
-def secure() -> Iterator[Secure]:
+def tls_server() -> Iterator[TlsServer]:
     binaries = debian_postgres()
     if shutil.which("openssl") is None:
-        pytest.skip("there is no openssl here to make a certificate")
+        pytest.skip("needs openssl to create a certificate")
     folder = Path(tempfile.mkdtemp(prefix="gw-"))
     folder.chmod(0o755)
     key, certificate = folder / "server.key", folder / "server.crt"
@@ -69,7 +88,7 @@ def secure() -> Iterator[Secure]:
         parameters={"ssl": "on", "ssl_cert_file": str(certificate), "ssl_key_file": str(key)},
     )
     with server:
-        yield Secure(server.dsn(tcp=True).replace("127.0.0.1", "localhost"), certificate)
+        yield TlsServer(server.dsn(tcp=True).replace("127.0.0.1", "localhost"), certificate)
         server.close()
     shutil.rmtree(folder)
 
@@ -79,6 +98,7 @@ async def uses_tls(dsn: str) -> bool:
         return bool(await connection.fetchval("select ssl from pg_stat_ssl where pid = pg_backend_pid()"))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("parameters", "on"),
     [
@@ -91,27 +111,27 @@ async def uses_tls(dsn: str) -> bool:
         ("ssl=1&sslrootcert={certificate}", True),
     ],
 )
-async def test_tls_is_on_when_asked_for(secure: Secure, parameters: str, on: bool) -> None:
-    assert await uses_tls(f"{secure.dsn}?{parameters.format(certificate=secure.certificate)}") is on
+async def test_connection_uses_tls_as_configured(tls_server: TlsServer, parameters: str, on: bool) -> None:
+    assert await uses_tls(f"{tls_server.dsn}?{parameters.format(certificate=tls_server.certificate)}") is on
 
 
 @pytest.mark.parametrize("parameters", ["ssl=true", "ssl=1"])
-async def test_a_certificate_that_nobody_vouches_for_is_refused(secure: Secure, parameters: str) -> None:
+async def test_untrusted_certificate_is_rejected(tls_server: TlsServer, parameters: str) -> None:
     with pytest.raises(DatabaseError, match="certificate verify failed"):
-        await uses_tls(f"{secure.dsn}?{parameters}")
+        await uses_tls(f"{tls_server.dsn}?{parameters}")
 
 
-async def test_a_server_without_tls_is_refused_when_tls_is_asked_for(short_folder: Path) -> None:
+async def test_server_without_tls_is_rejected_if_tls_is_required(short_folder: Path) -> None:
     with EmbeddedPostgres(short_folder, port=0) as server, pytest.raises(DatabaseError, match="SSL"):
         await uses_tls(f"{server.dsn(tcp=True)}?sslmode=require")
 
 
 @contextmanager
 def pgbouncer(server_dsn: str, folder: Path) -> Iterator[str]:
-    """A PgBouncer in transaction mode with two connections to the server."""
+    """Run PgBouncer in transaction mode, with two connections to the server."""
     program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
     if program is None:
-        pytest.skip("there is no PgBouncer here")
+        pytest.skip("needs PgBouncer")
     target = urlsplit(server_dsn)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -130,7 +150,7 @@ ignore_startup_parameters = extra_float_digits
 """)
     user = {}
     if os.geteuid() == 0:
-        entry = pwd.getpwnam("nobody")
+        entry = pwd.getpwnam("nobody")  # words: the name of a system user
         user = {"user": entry.pw_uid, "group": entry.pw_gid}
         folder.chmod(0o755)
     process = subprocess.Popen(
@@ -149,7 +169,8 @@ ignore_startup_parameters = extra_float_digits
         process.communicate()
 
 
-async def test_pgbouncer_in_transaction_mode(short_folder: Path) -> None:
+@pytest.mark.slow
+async def test_worker_utils_work_behind_pgbouncer_in_transaction_mode(short_folder: Path) -> None:
     with (
         EmbeddedPostgres(short_folder, port=0) as server,
         pgbouncer(server.dsn(tcp=True), short_folder.parent) as dsn,
@@ -167,16 +188,161 @@ async def test_pgbouncer_in_transaction_mode(short_folder: Path) -> None:
             assert await utils.get_job(key="k5") is None
 
 
-@pytest.mark.parametrize("whose", ["ours", "callers"])
-async def test_pgbouncers_sessions_keep_no_setting_of_ours(short_folder: Path, whose: str) -> None:
-    """Whether or not it was told of the PgBouncer, which refuses parameters that it doesn't know."""
+async def test_job_completes_in_a_transaction_behind_pgbouncer(short_folder: Path) -> None:
+    with (
+        EmbeddedPostgres(short_folder, port=0) as server,
+        pgbouncer(server.dsn(tcp=True), short_folder.parent) as dsn,
+    ):
+        async with WorkerUtils(dsn=dsn, prepared_statements=False) as utils:
+            await utils.migrate()
+            async with utils.connection() as connection:
+                await connection.execute("create table effects (job bigint)")
+
+            async def work(_payload: object, ctx: JobContext) -> None:
+                async with ctx.transaction() as connection:
+                    await connection.execute("insert into effects values ($1)", ctx.job.id)
+
+            await utils.add_jobs(JobSpec("work", queue_name=[None, "q"][n % 2]) for n in range(20))
+            done = await run_once(
+                {"work": work}, dsn, prepared_statements=False, handle_signals=False, recovery=False
+            )
+            assert done == RunSummary(succeeded=20)
+            async with utils.connection() as connection:
+                assert await connection.fetchval("select count(distinct job) from effects") == 20
+            assert (await utils.stats()).total == 0
+
+
+# The connections of an application that is configured for PgBouncer as its driver's documentation says.
+
+
+@contextmanager
+def psycopg_connection(dsn: str) -> Iterator[Any]:
+    with psycopg.connect(dsn, prepare_threshold=None) as connection:
+        yield connection
+
+
+@contextmanager
+def sqlalchemy_session(dsn: str) -> Iterator[Any]:
+    url = dsn.replace("postgresql:", "postgresql+psycopg:")
+    engine = create_engine(url, connect_args={"prepare_threshold": None})
+    with Session(engine) as session:
+        yield session
+    engine.dispose()
+
+
+@asynccontextmanager
+async def async_psycopg_connection(dsn: str) -> AsyncIterator[Any]:
+    async with await psycopg.AsyncConnection.connect(dsn, prepare_threshold=None) as connection:
+        yield connection
+
+
+@asynccontextmanager
+async def async_sqlalchemy_session(dsn: str) -> AsyncIterator[Any]:
+    url = dsn.replace("postgresql:", "postgresql+asyncpg:")
+    arguments = {
+        "statement_cache_size": 0,
+        "prepared_statement_cache_size": 0,
+        "prepared_statement_name_func": lambda: f"__asyncpg_{uuid.uuid4()}__",
+    }
+    engine = create_async_engine(url, connect_args=arguments, poolclass=NullPool)
+    async with AsyncSession(engine) as session:
+        yield session
+    await engine.dispose()
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("connected", [psycopg_connection, sqlalchemy_session])
+def test_jobs_are_added_in_transactions_of_sync_connections_behind_pgbouncer(
+    short_folder: Path, connected: Callable[[str], AbstractContextManager[Any]]
+) -> None:
+    with (
+        EmbeddedPostgres(short_folder, port=0) as server,
+        pgbouncer(server.dsn(tcp=True), short_folder.parent) as dsn,
+        WorkerUtils(dsn=dsn, prepared_statements=False) as utils,
+    ):
+        utils.migrate_sync()
+        with connected(dsn) as one, connected(dsn) as other:
+            connections = {"kept": one, "rolled back": other}
+            for n in range(20):
+                # The order alternates, so that each uses both connections of PgBouncer.
+                for task in ["kept", "rolled back"] if n % 2 else ["rolled back", "kept"]:
+                    utils.add_job_sync(task, n, connection=connections[task])
+                one.commit()
+                other.rollback()
+        jobs = utils.list_jobs_sync(limit=100)
+        assert sorted((job.task_identifier, job.payload) for job in jobs) == [("kept", n) for n in range(20)]
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("connected", [async_psycopg_connection, async_sqlalchemy_session])
+async def test_jobs_are_added_in_transactions_of_async_connections_behind_pgbouncer(
+    short_folder: Path, connected: Callable[[str], AbstractAsyncContextManager[Any]]
+) -> None:
+    with (
+        EmbeddedPostgres(short_folder, port=0) as server,
+        pgbouncer(server.dsn(tcp=True), short_folder.parent) as dsn,
+    ):
+        async with WorkerUtils(dsn=dsn, prepared_statements=False) as utils:
+            await utils.migrate()
+            async with connected(dsn) as one, connected(dsn) as other:
+                connections = {"kept": one, "rolled back": other}
+                for n in range(20):
+                    for task in ["kept", "rolled back"] if n % 2 else ["rolled back", "kept"]:
+                        await utils.add_job(task, n, connection=connections[task])
+                    await one.commit()
+                    await other.rollback()
+            jobs = await utils.list_jobs(limit=100)
+            assert sorted((job.task_identifier, job.payload) for job in jobs) == [
+                ("kept", n) for n in range(20)
+            ]
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("connected", [async_psycopg_connection, async_sqlalchemy_session])
+async def test_job_completes_on_the_connection_of_its_task_behind_pgbouncer(
+    short_folder: Path, connected: Callable[[str], AbstractAsyncContextManager[Any]]
+) -> None:
+    with (
+        EmbeddedPostgres(short_folder, port=0) as server,
+        pgbouncer(server.dsn(tcp=True), short_folder.parent) as dsn,
+    ):
+
+        async def work(_payload: object, ctx: JobContext) -> None:
+            async with connected(dsn) as connection:
+                insert: Any = f"insert into effects values ({ctx.job.id})"
+                is_session = isinstance(connection, AsyncSession)
+                await connection.execute(text(insert) if is_session else insert)
+                await ctx.complete(connection=connection)
+                await connection.commit()
+
+        async with WorkerUtils(dsn=dsn, prepared_statements=False) as utils:
+            await utils.migrate()
+            async with utils.connection() as connection:
+                await connection.execute("create table effects (job bigint)")
+            await utils.add_jobs(JobSpec("work", queue_name=[None, "q"][n % 2]) for n in range(20))
+            done = await run_once(
+                {"work": work}, dsn, prepared_statements=False, handle_signals=False, recovery=False
+            )
+            assert done == RunSummary(succeeded=20)
+            async with utils.connection() as connection:
+                assert await connection.fetchval("select count(*) from effects") == 20
+            assert (await utils.stats()).total == 0
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("owner", ["worker", "caller"])
+async def test_sessions_of_pgbouncer_keep_no_setting_of_the_worker(short_folder: Path, owner: str) -> None:
+    """Sessions stay clean even if `prepared_statements=False` was not passed.
+
+    PgBouncer rejects startup parameters that it does not know.
+    """
     with (
         EmbeddedPostgres(short_folder, port=0) as server,
         pgbouncer(server.dsn(tcp=True), short_folder.parent) as dsn,
     ):
         await run_migrations(dsn=dsn)
         async with AsyncExitStack() as stack:
-            if whose == "ours":
+            if owner == "worker":
                 pool = Pool(dsn)
             else:
                 given = asyncpg.create_pool(dsn, min_size=1, max_size=3, statement_cache_size=0)
@@ -192,7 +358,7 @@ async def test_pgbouncers_sessions_keep_no_setting_of_ours(short_folder: Path, w
                         assert await lent.fetchval("show search_path") == '"$user", public'
 
 
-async def test_a_worker_behind_pgbouncer(
+async def test_worker_runs_behind_pgbouncer(
     short_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ran: list[int] = []
@@ -204,27 +370,27 @@ async def test_a_worker_behind_pgbouncer(
         EmbeddedPostgres(short_folder, port=0) as server,
         pgbouncer(server.dsn(tcp=True), short_folder.parent) as dsn,
     ):
-        heard = Heard()
+        recorder = EventRecorder()
         async with running(
-            {"t": task}, dsn, heard=heard, prepared_statements=False, listen_dsn=server.dsn(),
+            {"t": task}, dsn, recorder=recorder, prepared_statements=False, listen_dsn=server.dsn(),
             poll_interval=3600, concurrency=4, prefetch=5,
         ) as runner:  # fmt: skip
             for n in range(5):
                 await runner.add_job("t", n)
-                await heard.until("job:complete", n + 1)
+                await recorder.until("job:complete", n + 1)
             await runner.utils.add_jobs(JobSpec("t", n, queue_name=f"q{n % 3}") for n in range(5, 200))
-            await heard.until("job:complete", 200)
+            await recorder.until("job:complete", 200)
         assert sorted(ran) == list(range(200))
 
-        # Without a way around it nothing is heard; the worker notices, and polls.
+        # Without listen_dsn, no notification gets through PgBouncer. The worker notices that, and polls.
         monkeypatch.setattr(notifier, "_PROBE_TIMEOUT", 0.5)
-        heard = Heard()
+        recorder = EventRecorder()
         async with running(
-            {"t": task}, dsn, heard=heard, prepared_statements=False, poll_interval=0.1
+            {"t": task}, dsn, recorder=recorder, prepared_statements=False, poll_interval=0.1
         ) as runner:
-            await heard.until("pool:listen:error")
+            await recorder.until("pool:listen:error")
             await runner.add_job("t", 200)
-            await heard.until("job:complete")
-        assert any("pass listen_dsn" in record.message for record in caplog.records)
+            await recorder.until("job:complete")
+        assert any("listen_dsn" in record.message for record in caplog.records)
         async with WorkerUtils(server.dsn()) as utils:
             assert (await utils.stats()).total == 0

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from graphile_worker import Drained, Job, JobContext, JobState, Middleware, WorkerUtils, run_once, task
-from graphile_worker.testing import Summary, drain
+from graphile_worker import Job, JobContext, JobState, Middleware, RunSummary, WorkerUtils, run_once, task
+from graphile_worker.testing import drain
 from support import computing
 from support.waiting import DEADLINE
-from support.workers import Heard, running
+from support.workers import EventRecorder, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,18 +28,18 @@ def databases(graphile_worker_databases: Databases) -> Databases:
     return graphile_worker_databases
 
 
-class Runs:
+class RunCounter:
     def __init__(self) -> None:
         self.count = 0
 
     def begin(self) -> None:
-        """Count; a job that runs over and over is completed at some point, so that the test ends."""
+        """Count the run, and stop a job that runs again and again, so that the test ends."""
         self.count += 1
         if self.count > 5:
-            raise _EnoughError
+            raise _TooManyRunsError
 
 
-class _EnoughError(Exception): ...
+class _TooManyRunsError(Exception): ...
 
 
 def cancel_current() -> None:
@@ -48,7 +48,7 @@ def cancel_current() -> None:
     current.cancel("by the task")
 
 
-def functions(runs: Runs) -> dict[str, Callable[..., Any]]:
+def functions(runs: RunCounter) -> dict[str, Callable[..., Any]]:
     @task("plain")
     async def plain() -> None:
         runs.begin()
@@ -63,7 +63,7 @@ def functions(runs: Runs) -> dict[str, Callable[..., Any]]:
 
     @task("by a child")
     async def by_a_child() -> None:
-        """As a library leaks a cancellation: what it started cancels the job's own task."""
+        """Leak a cancellation as a library might: a child task cancels the task of the job."""
         runs.begin()
         parent = asyncio.current_task()
         assert parent is not None
@@ -83,7 +83,7 @@ def functions(runs: Runs) -> dict[str, Callable[..., Any]]:
 
     @task("in middleware")
     async def in_middleware() -> None:
-        pytest.fail("the middleware cancels before")
+        pytest.fail("the middleware must cancel first")
 
     found = (plain, with_timeout, by_a_child, batch, in_middleware)
     return {str(one.identifier): one for one in found}
@@ -93,8 +93,8 @@ async def _cancel(other: asyncio.Task[Any]) -> None:
     other.cancel("by its child")
 
 
-class Cancels(Middleware):
-    def __init__(self, runs: Runs) -> None:
+class CancellingMiddleware(Middleware):
+    def __init__(self, runs: RunCounter) -> None:
         self._runs = runs
 
     async def execute(self, ctx: JobContext, proceed: Callable[..., Any]) -> Any:
@@ -107,18 +107,20 @@ class Cancels(Middleware):
 
 @pytest.mark.parametrize("name", ["plain", "with timeout", "by a child", "batch", "in middleware"])
 async def test_task_that_cancels_itself_fails_with_its_attempt_and_a_delay(name: str, database: str) -> None:
-    runs, heard = Runs(), Heard()
+    runs, recorder = RunCounter(), EventRecorder()
     async with WorkerUtils(database) as utils:
         payload = [1, 2] if name == "batch" else None
         job = await utils.add_job(name, payload)
         served = functions(runs)
-        summary = await once(served, database, events=heard.events, middleware=[Cancels(runs)])
+        summary = await once(
+            served, database, events=recorder.events, middleware=[CancellingMiddleware(runs)]
+        )
         found = await utils.get_job(id=job.id)
     assert runs.count == 1
-    assert summary == Drained(0, 1)
+    assert summary == RunSummary(0, 1)
     check_failed_once(found)
-    assert isinstance(heard.named("job:error")[0].error, asyncio.CancelledError)
-    assert heard.counts["job:interrupted"] == 0
+    assert isinstance(recorder.named("job:error")[0].error, asyncio.CancelledError)
+    assert recorder.counts["job:interrupted"] == 0
 
 
 def check_failed_once(job: Job | None) -> None:
@@ -131,48 +133,48 @@ def check_failed_once(job: Job | None) -> None:
 async def test_task_in_a_process_that_cancels_itself_fails(database: str) -> None:
     async with WorkerUtils(database) as utils:
         job = await utils.add_job("cancel_itself")
-        assert await once({"cancel_itself": computing.cancel_itself}, database) == Drained(0, 1)
+        assert await once({"cancel_itself": computing.cancel_itself}, database) == RunSummary(0, 1)
         check_failed_once(await utils.get_job(id=job.id))
 
 
-async def test_interruption_wins_over_a_cancellation_by_the_task(database: str) -> None:
-    heard, begun = Heard(), asyncio.Event()
+async def test_interruption_takes_precedence_over_a_cancellation_by_the_task(database: str) -> None:
+    recorder, started = EventRecorder(), asyncio.Event()
 
     async def both(_payload: object) -> None:
-        begun.set()
+        started.set()
         try:
             await asyncio.Event().wait()
         finally:
             cancel_current()
             await asyncio.sleep(DEADLINE)
 
-    async with running({"both": both}, database, heard=heard) as runner:
+    async with running({"both": both}, database, recorder=recorder) as runner:
         job = await runner.add_job("both")
-        await begun.wait()
+        await started.wait()
         await runner.stop(grace=0)
     async with WorkerUtils(database) as utils:
         found = await utils.get_job(id=job.id)
     assert found is not None
     assert (found.attempts, found.last_error) == (0, None)
-    assert (heard.counts["job:interrupted"], heard.counts["job:error"]) == (1, 0)
+    assert (recorder.counts["job:interrupted"], recorder.counts["job:error"]) == (1, 0)
 
 
-async def test_task_that_cancels_itself_and_returns_is_complete(database: str) -> None:
+async def test_task_that_cancels_itself_and_returns_succeeds(database: str) -> None:
     async def late(_payload: object) -> None:
         cancel_current()
 
     async with WorkerUtils(database) as utils:
         await utils.add_job("late")
-        assert await once({"late": late}, database) == Drained(1, 0)
+        assert await once({"late": late}, database) == RunSummary(1, 0)
         await utils.add_job("late")
         async with asyncio.timeout(DEADLINE):
-            assert await drain({"late": late}, dsn=database) == Summary(done=1)
+            assert await drain({"late": late}, dsn=database) == RunSummary(succeeded=1)
 
 
 async def test_drain_counts_a_task_that_cancels_itself_as_failed(database: str) -> None:
-    runs = Runs()
+    runs = RunCounter()
     async with WorkerUtils(database) as utils:
         job = await utils.add_job("plain")
         served = {"plain": functions(runs)["plain"]}
-        assert await drain(served, dsn=database) == Summary(failed=1)
+        assert await drain(served, dsn=database) == RunSummary(failed=1)
         check_failed_once(await utils.get_job(id=job.id))

@@ -1,4 +1,4 @@
-"""The table of workers and its functions behave as the Rust port's migration 20 makes them."""
+"""The workers table and its functions behave like those of migration 20 of the Rust port."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from datetime import timedelta
 import asyncpg
 import pytest
 
-from support.jobs import add, get, lock, one
+from support.jobs import add, fetch_one, get, lock
 
 
-async def age(db: asyncpg.Connection, worker: str, interval: timedelta) -> None:
+async def backdate_heartbeat(db: asyncpg.Connection, worker: str, interval: timedelta) -> None:
     await db.execute(
         "update graphile_worker._private_workers set last_heartbeat_at = now() - $2::interval where id = $1",
         worker,
@@ -19,12 +19,12 @@ async def age(db: asyncpg.Connection, worker: str, interval: timedelta) -> None:
     )
 
 
-async def test_heartbeats_are_kept_as_the_rust_port_keeps_them(db: asyncpg.Connection) -> None:
+async def test_heartbeat_functions_behave_like_those_of_the_rust_port(db: asyncpg.Connection) -> None:
     await db.execute("select graphile_worker.worker_heartbeat('w', $1)", '{"pid": 7}')
-    await age(db, "w", timedelta(hours=1))
-    before = await one(db, "select * from graphile_worker._private_workers")
+    await backdate_heartbeat(db, "w", timedelta(hours=1))
+    before = await fetch_one(db, "select * from graphile_worker._private_workers")
     await db.execute("select graphile_worker.worker_heartbeat('w')")
-    after = await one(db, "select * from graphile_worker._private_workers")
+    after = await fetch_one(db, "select * from graphile_worker._private_workers")
 
     assert json.loads(after["metadata"]) == {"pid": 7}
     assert after["started_at"] == before["started_at"]
@@ -39,7 +39,7 @@ async def test_heartbeats_are_kept_as_the_rust_port_keeps_them(db: asyncpg.Conne
 async def test_stale_workers_and_orphaned_locks_are_listed(db: asyncpg.Connection) -> None:
     for worker in ("fresh", "stale"):
         await db.execute("select graphile_worker.worker_heartbeat($1)", worker)
-    await age(db, "stale", timedelta(minutes=6))
+    await backdate_heartbeat(db, "stale", timedelta(minutes=6))
     for holder, lock_age in (
         ("fresh", "10 minutes"),
         ("orphan", "6 minutes"),
@@ -58,7 +58,9 @@ async def test_stale_workers_and_orphaned_locks_are_listed(db: asyncpg.Connectio
 
 
 @pytest.mark.parametrize("delay", [None, timedelta(seconds=0.5)])
-async def test_recovery_gives_jobs_and_queues_back(db: asyncpg.Connection, delay: timedelta | None) -> None:
+async def test_recover_dead_worker_jobs_releases_jobs_and_queues(
+    db: asyncpg.Connection, delay: timedelta | None
+) -> None:
     jobs = {holder: await add(db, queue_name=holder) for holder in ("dead", "alive")}
     for holder, job in jobs.items():
         await lock(db, job["id"], by=holder)
@@ -86,7 +88,7 @@ async def test_recovery_gives_jobs_and_queues_back(db: asyncpg.Connection, delay
     assert await db.fetchval(queues) == [None, "alive"]
 
 
-async def test_nothing_named_changes_nothing(db: asyncpg.Connection) -> None:
+async def test_recovery_functions_with_empty_arrays_change_nothing(db: asyncpg.Connection) -> None:
     await lock(db, (await add(db))["id"])
     await db.execute("select graphile_worker.worker_heartbeat('w')")
 

@@ -1,4 +1,4 @@
-"""Bound the tail: no module over 600 lines, no function over 60, outside the tests."""
+"""Check sizes outside the tests: at most 600 lines per module, and 60 per function."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_FUNCTION_LINES = 60
 
 
 def too_long(path: Path) -> list[str]:
-    """What is too long in one module, docstrings of functions not counted."""
+    """Return a line for the module and each function that is too long. Docstrings do not count."""
     text = path.read_text()
     name = path.relative_to(ROOT)
     lines = text.count("\n")

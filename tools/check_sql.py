@@ -1,4 +1,4 @@
-"""Keep SQL files to ASCII: the server refuses a character that the encoding of a database doesn't have."""
+"""Check that SQL files are ASCII: a server rejects characters that a database's encoding does not have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def not_ascii(path: Path) -> list[str]:
-    """Return the lines of one file that have other characters."""
+    """Return the lines of one file that contain other characters."""
     return [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)

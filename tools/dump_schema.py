@@ -1,4 +1,4 @@
-"""Write what the installed schema is: for reading and for reviews, and for the doctor to compare with."""
+"""Write the installed schema: as SQL for readers and reviews, and as JSON for the doctor to compare with."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ import subprocess
 from pathlib import Path
 
 from graphile_worker import run_migrations
-from graphile_worker._db import contract
-from graphile_worker._db.connect import connect
-from graphile_worker._db.migrate import inspect_schema
-from graphile_worker._db.sql import Schema
-from graphile_worker._db.symptoms import describe_schema
+from graphile_worker._db.connection.connect import connect
+from graphile_worker._db.queries.diagnostics import describe_schema
+from graphile_worker._db.schema import contract
+from graphile_worker._db.schema.migrate import inspect_schema
+from graphile_worker._db.sql_files import Schema
 from graphile_worker.embedded.binaries import Binaries
 from graphile_worker.testing import Databases, running_server
 
-DUMP = Path(__file__).parent.parent / "docs" / "schema.sql"
-"""As pg_dump shows it."""
+DUMP = Path(__file__).parent.parent / "docs" / "reference" / "schema.sql"
+"""The output of pg_dump."""
 CONTRACT = Path(contract.__file__).with_suffix(".json")
-"""As the doctor sees it."""
+"""The objects that the doctor compares."""
 HEADER = "-- The installed schema. Written by `make db-dump`; do not edit.\n\n"
 
 
 def pg_dump(dsn: str) -> str:
-    """What the program prints."""
-    program = Binaries.of_extra().program("pg_dump")
+    """Return the output of pg_dump."""
+    program = Binaries.from_extra().program("pg_dump")
     command = [program, "--schema=graphile_worker", "--schema-only", "--no-owner", dsn]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 async def describe(dsn: str) -> str:
-    """Its objects, one a line."""
+    """Return the objects of the schema as JSON, one per line."""
     async with connect(dsn) as connection, connection.transaction():
         found = await inspect_schema(connection, Schema())
         objects = await describe_schema(connection, Schema())
@@ -40,7 +40,7 @@ async def describe(dsn: str) -> str:
 
 
 async def dump(server_dsn: str) -> tuple[str, str]:
-    """The schema on a fresh database, without what differs from run to run; and its objects."""
+    """Return the schema of a fresh database, without parts that vary between runs, and its objects."""
     databases = Databases(server_dsn)
     async with databases.fresh(empty=True) as dsn:
         await run_migrations(dsn=dsn)
@@ -52,7 +52,7 @@ async def dump(server_dsn: str) -> tuple[str, str]:
 
 def main() -> None:
     """Write the files."""
-    with running_server(binaries=Binaries.of_extra().root) as dsn:
+    with running_server(binaries=Binaries.from_extra().root) as dsn:
         for path, text in zip((DUMP, CONTRACT), asyncio.run(dump(dsn)), strict=True):
             path.write_text(text)
             print(f"Wrote {path}")

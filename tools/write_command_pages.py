@@ -1,4 +1,4 @@
-"""Write docs/commands/: a page for each verb of the command, out of its help."""
+"""Write docs/reference/cli/: a page for each verb of the command, from its help text."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from graphile_worker.cli.command import HEADINGS, root
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FOLDER = Path(__file__).parent.parent / "docs" / "commands"
-NOTE = "<!-- Written by `make command-pages` out of the help of the command; do not edit. -->\n\n"
+FOLDER = Path(__file__).parent.parent / "docs" / "reference" / "cli"
+NOTE = "<!-- Written by `make command-pages` from the help of the command; do not edit. -->\n\n"
 PROGRAM = "graphile-worker"
 
 
 def commands(
     group: click.Group, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """All verbs, and verbs of verbs."""
+    """Yield all verbs, including the verbs of groups."""
     for name, command in group.commands.items():
         yield (*path, name), command
         if isinstance(command, click.Group):
@@ -31,7 +31,7 @@ def commands(
 
 
 def paragraphs(text: str | None) -> list[str]:
-    """As Markdown; what the help does not wrap is not wrapped here."""
+    """Return the paragraphs of a help text as Markdown. Unwrapped paragraphs become code blocks."""
     found = []
     for part in inspect.cleandoc(text or "").split("\n\n"):
         if part.startswith("\b"):
@@ -42,13 +42,13 @@ def paragraphs(text: str | None) -> list[str]:
 
 
 def _marked(text: str) -> str:
-    """With what is to be typed as code."""
+    """Return a paragraph with flags and variables marked as code."""
     marked = re.sub(r"(?<!\w)(--\w[\w-]*|[A-Z]+_[A-Z_]+\*?)", r"`\1`", " ".join(text.split()))
     return textwrap.fill(marked, width=110, break_on_hyphens=False, break_long_words=False)
 
 
 def options(command: click.Command, context: click.Context) -> list[str]:
-    """A row for each."""
+    """Return a table with a row for each option."""
     flags_of = [param for param in command.get_params(context) if isinstance(param, click.Option)]
     records = [param.get_help_record(context) for param in flags_of]
     rows = [
@@ -59,19 +59,19 @@ def options(command: click.Command, context: click.Context) -> list[str]:
 
 
 def examples(command: click.Command) -> list[str]:
-    """What the help ends with: some examples, and then what holds for all."""
+    """Return the examples, exit codes and environment, from the end of the help text."""
     shown, *rest = (command.epilog or "").split("\n\n")
     _heading, *lines = shown.removeprefix("\b").strip().splitlines()
     text = "\n".join(f"$ {line.strip()}" for line in lines)
     return [
         f"## Examples\n\n```console\n{text}\n```",
-        "## How it ends, and what it reads",
+        "## Exit codes and environment",
         *map(_marked, rest),
     ]
 
 
 def page(path: tuple[str, ...], command: click.Command) -> str:
-    """One of them."""
+    """Return the page of a verb."""
     context = click.Context(command, info_name=" ".join((PROGRAM, *path)), terminal_width=80)
     context.help_option_names = ["-h", "--help"]
     usage = " ".join(command.collect_usage_pieces(context))
@@ -82,10 +82,10 @@ def page(path: tuple[str, ...], command: click.Command) -> str:
 
 
 def index() -> str:
-    """All of them."""
+    """Return the page that lists all verbs."""
     parts = [
-        "# The verbs of the command",
-        "What they share stands in [the command line](../command-line.md).",
+        "# Commands",
+        "See [the command line](index.md) for what all commands have in common.",
     ]
     for heading, names in HEADINGS.items():
         rows = [
@@ -98,17 +98,17 @@ def index() -> str:
 
 
 def pages() -> dict[str, str]:
-    """Every page by the name of its file."""
+    """Return every page by its file name."""
     found = {f"{'-'.join(path)}.md": page(path, command) for path, command in commands(root)}
-    return {"README.md": index(), **found}
+    return {"commands.md": index(), **found}
 
 
 def main() -> None:
-    """Write them, and remove those of verbs that are gone."""
+    """Write the pages, and remove the pages of verbs that no longer exist."""
     FOLDER.mkdir(exist_ok=True)
     written = pages()
     for old in FOLDER.glob("*.md"):
-        if old.name not in written:
+        if old.name not in {*written, "index.md"}:
             old.unlink()
     for name, text in written.items():
         (FOLDER / name).write_text(text)

@@ -1,7 +1,7 @@
-"""What PostgreSQL itself allows: claim and delete in batches on one connection, with no work per job.
+"""The limit of PostgreSQL itself: claim and delete in batches on one connection, with no work per job.
 
-A queue that keeps each job in a row, locks it before it runs and deletes it afterwards cannot be faster from
-one process. The jobs are those of our schema; `ours` installs it and adds them.
+A queue that stores each job in a row, locks it before it runs and deletes it afterwards cannot be faster from
+one process. The jobs are in Graphile Worker's schema. The driver `python` installs it and adds the jobs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from protocol import Completions, Worker, serve
 
 _BATCH = 500
 _PAUSE = 0.001
-# One plan, made once: through the indexes, whatever the table's statistics say.
+# One generic plan through the indexes, whatever the table's statistics are.
 _SESSION = {
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
@@ -41,7 +41,7 @@ returning job.id, job.task_id, job.payload::text, job.priority, job.run_at, job.
 
 
 class Floor(Worker):
-    """The bare loop."""
+    """The bare loop of claims and deletes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Floor(Worker):
         self._running: asyncio.Task[None] | None = None
 
     async def start(self, concurrency: int, *, tuned: bool = False) -> None:  # noqa: ARG002
-        """Begin; it runs nothing, so concurrency is nothing to it."""
+        """Start the loop. It runs no tasks, so it ignores the concurrency."""
         self.completions = Completions()
         self._stopping.clear()
         connection = await asyncpg.connect(server_settings=_SESSION)
@@ -69,7 +69,7 @@ class Floor(Worker):
         await connection.close()
 
     async def stop(self) -> None:
-        """Delete what is claimed, and end."""
+        """Delete the claimed jobs, and stop."""
         assert self._running is not None
         self._stopping.set()
         await self._running

@@ -1,4 +1,4 @@
-// Node's Graphile Worker, as a benchmark uses it: answers what protocol.py describes.
+// The driver of Graphile Worker for Node. protocol.py describes the commands.
 // Its argument is the path of the package's module.
 import { EventEmitter } from "node:events";
 import { createInterface } from "node:readline";
@@ -12,7 +12,7 @@ const monotonic = () => Number(process.hrtime.bigint()) / 1e9;
 const sleep = (seconds) => new Promise((done) => setTimeout(done, seconds * 1000));
 const logger = new Logger(() => () => {});
 const utils = await makeWorkerUtils({ maxPoolSize: 10, logger });
-// The server takes 200 connections; a pool shares what it has.
+// The server allows 200 connections. Jobs share the connections of a pool.
 const MOST_CONNECTIONS = 150;
 const PAUSE = 0.005;
 let runner;
@@ -120,17 +120,17 @@ const answers = {
       await utils.addJob("probe", { due: due / 1000 }, { runAt: new Date(due) });
     }
   },
-  async heard({ count }) {
+  async received({ count }) {
     return await take(count);
   },
 };
 
 for await (const line of createInterface({ input: process.stdin })) {
-  const { ask, ...question } = JSON.parse(line);
+  const { command, ...options } = JSON.parse(line);
   const start = monotonic();
   let answer;
   try {
-    const value = (await answers[ask](question)) ?? null;
+    const value = (await answers[command](options)) ?? null;
     answer = { value, seconds: monotonic() - start };
   } catch (error) {
     answer = { error: `${error.name}: ${error.message}` };

@@ -1,4 +1,4 @@
-"""pgqueuer, as a benchmark uses it."""
+"""The driver of pgqueuer."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
     Task = Callable[[Job], Awaitable[None]]
 
-_BATCH = 10  # its default
-_TUNED_BATCH = 250  # it holds up to two, as many jobs as ours does when tuned
+_BATCH = 10  # pgqueuer's default
+_TUNED_BATCH = 250  # pgqueuer holds up to two batches: as many jobs as the tuned python driver
 _LANES = 10
 _SERIAL = " queue "
 
 
 async def trivial(_job: Job) -> None:
-    """Nothing."""
+    """Do nothing."""
 
 
 async def sync(_job: Job) -> None:
-    """Nothing, on a thread: it takes no plain functions, and says to do it so."""
+    """Do nothing, on a thread. pgqueuer takes no plain functions, and its documentation advises this."""
     await asyncio.to_thread(lambda: None)
 
 
@@ -43,7 +43,7 @@ async def sleep(job: Job) -> None:
 
 
 async def fail(_job: Job) -> None:
-    """Raise; what fails is deleted and logged, not tried again."""
+    """Raise. pgqueuer deletes and logs a failed job, and does not retry it."""
     raise RuntimeError("on purpose")
 
 
@@ -59,7 +59,7 @@ def _limited(task: Task, running: asyncio.Semaphore, completions: Completions) -
 
 
 class PgQueuerDriver(Driver):
-    """pgqueuer."""
+    """The driver of pgqueuer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,14 +85,14 @@ class PgQueuerDriver(Driver):
         return self._client
 
     async def install(self) -> None:
-        """Create the tables, and have them vacuumed as its checklist says to after installation."""
+        """Create the tables, and tune autovacuum as pgqueuer's installation checklist advises."""
         queries = await self._queries()
         if not await queries.schema_is_installed():
             await queries.install()
         await queries.optimize_autovacuum()
 
     async def clear(self) -> None:
-        """Remove all jobs, and what it keeps of those that were."""
+        """Remove all jobs and their logs."""
         queries = await self._queries()
         await queries.clear_queue()
         await queries.clear_queue_log()
@@ -105,7 +105,7 @@ class PgQueuerDriver(Driver):
         queries = await self._queries()
         payloads = [json.dumps({"id": number, "seconds": seconds}).encode() for number in range(count)]
         if how == "bulk":
-            # What it can run one after another are the jobs of an entrypoint; so a queue is one.
+            # pgqueuer can only serialize the jobs of one entrypoint, so each queue is an entrypoint.
             names = [f"{task}{_SERIAL}{number % queues}" if queues else task for number in range(count)]
             await queries.enqueue(names, payloads, [0] * count)
             return
@@ -120,10 +120,11 @@ class PgQueuerDriver(Driver):
     async def _prepare(
         self, connection: asyncpg.Connection, concurrency: int, *, tuned: bool
     ) -> tuple[PgQueuer, dict[str, Any]]:
-        """A worker, and the options to run it with."""
+        """Return a worker and the options to run it with."""
         worker = PgQueuer.from_asyncpg_connection(connection)
-        # It takes jobs in batches, and its own limit must be two of them at least. So the limit is ours, and
-        # a batch as large as suits: "Increase batch_size when jobs are short-lived".
+        # pgqueuer claims jobs in batches, and its own concurrency limit must be at least two batches. So the
+        # driver limits the concurrency itself, and a batch can be larger: "Increase batch_size when jobs are
+        # short-lived".
         limits = asyncio.Semaphore(concurrency), self.completions
         for name, task in self._tasks.items():
             worker.entrypoint(name)(_limited(task, *limits))
@@ -133,13 +134,13 @@ class PgQueuerDriver(Driver):
             for name in serial:
                 task = self._tasks[name.partition(_SERIAL)[0]]
                 worker.entrypoint(name, concurrency_limit=1)(_limited(task, *limits))
-            # Results are written once there is a batch of them, or after 0.1 s. Only one job of each queue
-            # runs at a time: with a larger batch, they would always wait for that.
+            # Results are written when a batch is full, or after 0.1 s. Only one job of each queue runs at a
+            # time, so a larger batch would never be full and every result would wait 0.1 s.
             batch = max(1, min(batch, len(serial) // 2))
         return worker, {"batch_size": batch, "max_concurrent_tasks": max(concurrency, 2 * batch)}
 
     async def start(self, concurrency: int, *, tuned: bool = False) -> None:
-        """Begin to work, and wait until it listens."""
+        """Start a worker, and wait until it listens."""
         self.completions = Completions()
         self._connection = await asyncpg.connect()
         self._worker, options = await self._prepare(self._connection, concurrency, tuned=tuned)
@@ -150,7 +151,7 @@ class PgQueuerDriver(Driver):
                 break
 
     async def stop(self) -> None:
-        """Stop working."""
+        """Stop the worker."""
         assert self._worker is not None
         assert self._running is not None
         assert self._connection is not None

@@ -1,4 +1,4 @@
-"""procrastinate, as a benchmark uses it."""
+"""The driver of procrastinate."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from procrastinate.jobs import JobDeferrer
     from psycopg import AsyncConnection
 
-# Successful jobs go, as with the others; a failed one stays, it has one attempt unless told otherwise.
+# Successful jobs are deleted, as in the other queues. A failed job stays: by default it has one attempt.
 _OPTIONS: dict[str, Any] = {"delete_jobs": "successful", "install_signal_handlers": False}
-# The connections that listen have it too: by it we find ours.
+# Listening connections have this name too, so that the driver can find its own.
 _NAME = f"benchmark {os.getpid()}"
 _LANES = 10
-_MOST_CONNECTIONS = 150  # the server takes 200; a pool shares what it has
-# Nothing tells it that a lock is free: it looks every 5 s, unless told to look more often.
+_MOST_CONNECTIONS = 150  # the server allows 200; jobs share the connections of a pool
+# procrastinate has no notification for a released lock. It polls every 5 s unless configured otherwise.
 _TUNED_POLLING = 0.02
 
 
 async def trivial(**_payload: object) -> None:
-    """Nothing."""
+    """Do nothing."""
 
 
 def sync(**_payload: object) -> None:
-    """Nothing, on a thread."""
+    """Do nothing, on a thread."""
 
 
 async def sleep(seconds: float, **_payload: object) -> None:
@@ -56,7 +56,7 @@ def _unchecked(**options: Any) -> AsyncConnectionPool:
 
 
 class Procrastinate(Driver):
-    """procrastinate."""
+    """The driver of procrastinate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,8 +73,9 @@ class Procrastinate(Driver):
         size = min(concurrency + 1, _MOST_CONNECTIONS)
         options: dict[str, Any] = {"min_size": min(4, size), "max_size": size}
         if tuned:
-            # Each query begins and commits, and before that the pool asks whether the connection lives: four
-            # round trips that become one. They are the connector's options, though it does not advise them.
+            # By default each query begins and commits a transaction, after the pool has checked the
+            # connection: four round trips. These options reduce them to one. The connector offers but does
+            # not advise them.
             options |= {"pool_factory": _unchecked, "configure": _autocommit}
         app = App(connector=PsycopgConnector(kwargs={"application_name": _NAME}, **options))
         for name, task in (
@@ -88,11 +89,11 @@ class Procrastinate(Driver):
         return app
 
     async def _task(self, name: str, **options: Any) -> JobDeferrer:
-        await self._client.open_async()  # does nothing if it is
+        await self._client.open_async()  # does nothing if it is open
         return self._client.configure_task(name, **options)
 
     async def install(self) -> None:
-        """Apply the schema, which is for an empty database."""
+        """Apply the schema, unless it is installed."""
         await self._client.open_async()
         if not await self._client.check_connection_async():
             await self._client.schema_manager.apply_schema_async()
@@ -108,7 +109,7 @@ class Procrastinate(Driver):
         """Add jobs."""
         deferrer = await self._task(task)
         if how == "bulk" and queues:
-            # A task's batch has one lock. Make the jobs here, so as not to have those of each queue in a row.
+            # A task's batch has one lock. Create the jobs here, so that the jobs of the queues alternate.
             jobs = [
                 deferrer.make_new_job(id=number, seconds=seconds).evolve(lock=f"queue {number % queues}")
                 for number in range(count)
@@ -127,7 +128,7 @@ class Procrastinate(Driver):
         await asyncio.gather(*(lane() for _ in range(lanes)))
 
     async def start(self, concurrency: int, *, tuned: bool = False) -> None:
-        """Begin to work, and wait until it listens: it does not tell."""
+        """Start a worker, and poll until it listens, because procrastinate does not report that."""
         self._worker = await self._app(concurrency, tuned=tuned).open_async()
         completions = self.completions = Completions()
 
@@ -153,7 +154,7 @@ class Procrastinate(Driver):
             listening = row["listening"]
 
     async def stop(self) -> None:
-        """Stop working."""
+        """Stop the worker."""
         assert self._worker is not None
         assert self._running is not None
         self._running.cancel()

@@ -1,17 +1,17 @@
-"""What a driver is asked, and how it answers.
+"""The protocol between the benchmark and its drivers.
 
-A driver is a process that uses one job queue as its users would. It reads a question per line from its
-standard input, ``{"ask": "start", "concurrency": 24}``, and answers each with a line on its standard output:
-``{"value": ..., "seconds": ...}`` with the time it took, or ``{"error": "why not"}``. The connection is told
-by the usual ``PG*`` variables. What it does is what `Driver` says; node.mjs does the same for Node.
+A driver is a process that uses one job queue as its users would. It reads one command per line from its
+standard input, ``{"command": "start", "concurrency": 24}``, and answers each with a line on its standard
+output: ``{"value": ..., "seconds": ...}`` with the time it took, or ``{"error": "the reason"}``. The ``PG*``
+environment variables configure the connection. `Driver` defines the commands; node.mjs implements them for
+Node.
 
 The tasks are `trivial` (async, does nothing), `sync` (the same as a plain function), `sleep` (waits for
-``payload["seconds"]``), `fail` (raises, and has one attempt only) and `probe`, whose first line notes how
-long ago it was sent (``payload["sent"]``, the monotonic clock, which all processes of a machine share) or was
-due (``payload["due"]``, seconds since 1970).
+``payload["seconds"]``), `fail` (raises, and has one attempt only) and `probe`. The first line of `probe`
+records how long ago it was sent (``payload["sent"]``, the monotonic clock, which all processes of a machine
+share) or was due (``payload["due"]``, seconds since 1970).
 
-The drivers of other queues run in an environment of their own, so this imports nothing but the standard
-library.
+The drivers of other queues run in their own environment, so this module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from typing import Any
 PAUSE = 0.005
 
 
-class Unsupported(Exception):  # noqa: N818 - not an error: the queue has no such thing
-    """The queue cannot do that."""
+class UnsupportedError(Exception):
+    """The driver does not support the command."""
 
 
 class Probes:
-    """What the probes noted."""
+    """The latencies that the probes recorded."""
 
     def __init__(self) -> None:
         self._latencies: list[float] = []
         self._arrived = asyncio.Event()
 
     def note(self, payload: dict[str, float]) -> None:
-        """The first line of the task `probe`."""
+        """Record a latency, in the first line of the task `probe`."""
         if "sent" in payload:
             self._latencies.append(time.monotonic() - payload["sent"])
         else:
@@ -46,7 +46,7 @@ class Probes:
         self._arrived.set()
 
     async def take(self, count: int) -> list[float]:
-        """Seconds for each of so many probes, once they have run."""
+        """Return the latencies in seconds, once a number of probes have run."""
         while len(self._latencies) < count:
             self._arrived.clear()
             await self._arrived.wait()
@@ -55,43 +55,44 @@ class Probes:
 
 
 class Completions:
-    """How many jobs were completed, and when the last of them was."""
+    """The number of completed jobs, and the time of the last completion."""
 
     def __init__(self) -> None:
         self.count = 0
         self.last = 0.0
 
     def note(self, count: int = 1) -> None:
-        """So many more, just now."""
+        """Count completions, and record their time."""
         self.count += count
         self.last = time.monotonic()
 
 
 class Worker(ABC):
-    """What runs jobs."""
+    """A worker of one job queue."""
 
     def __init__(self) -> None:
         self.completions = Completions()
 
     @abstractmethod
     async def start(self, concurrency: int, *, tuned: bool = False) -> None:
-        """Begin to work, in this process; `tuned` as the documentation advises for throughput.
+        """Start a worker in this process, and reset the completions.
 
-        From here on completions are counted anew. A job is complete, whether it succeeded or failed, when
-        the queue says so; with a queue that does not say, when its task has ended.
+        `tuned` means the settings that the queue's documentation advises for throughput. A job is complete,
+        whether it succeeded or failed, when the queue reports it. If the queue has no such event, the job is
+        complete when its task ends.
         """
 
     async def completed(self) -> tuple[int, float]:
-        """How many jobs were completed since the start, and the monotonic time of the last."""
+        """Return the number of jobs completed since the start, and the monotonic time of the last."""
         return self.completions.count, self.completions.last
 
     @abstractmethod
     async def stop(self) -> None:
-        """Stop working."""
+        """Stop the worker."""
 
 
 class Driver(Worker):
-    """One job queue, as a benchmark uses it."""
+    """The commands of a driver."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +100,7 @@ class Driver(Worker):
 
     @abstractmethod
     async def install(self) -> None:
-        """Make the database ready; harmless if it is."""
+        """Install the queue's schema, unless it is installed."""
 
     @abstractmethod
     async def clear(self) -> None:
@@ -112,11 +113,11 @@ class Driver(Worker):
         """Add jobs.
 
         Args:
-            task: Its name.
-            count: How many.
-            how: All at once (`bulk`), one after another (`single`), or so with ten of us at a time (`ten`).
-            queues: Spread over so many serial queues, one job after the other; 0 for none.
-            seconds: How long the task `sleep` is to wait.
+            task: The name of the task.
+            count: The number of jobs.
+            how: All at once (`bulk`), one after another (`single`), or the same in ten loops (`ten`).
+            queues: The number of serial queues to spread the jobs over in turn, or 0 for none.
+            seconds: The duration of the task `sleep`.
         """
 
     @abstractmethod
@@ -124,7 +125,7 @@ class Driver(Worker):
         """Add one job of the task `probe`, to run at once or after a delay."""
 
     async def probe(self, samples: int) -> list[float]:
-        """Latencies of probes, each sent a little after the one before has run: to a worker that is idle."""
+        """Return the latencies of probes to an idle worker: each is sent shortly after the last one ran."""
         latencies = []
         for _ in range(samples):
             await asyncio.sleep(PAUSE)
@@ -133,7 +134,7 @@ class Driver(Worker):
         return latencies
 
     async def feed(self, rate: float, count: int) -> None:
-        """Send probes evenly, so many per second."""
+        """Send probes at an even rate per second."""
         start = time.monotonic()
         for number in range(count):
             await asyncio.sleep(max(0.0, start + number / rate - time.monotonic()))
@@ -144,13 +145,13 @@ class Driver(Worker):
         for delay in delays:
             await self.send({"due": time.time() + delay}, delay=delay)
 
-    async def heard(self, count: int) -> list[float]:
-        """The latencies of so many probes that others sent."""
+    async def received(self, count: int) -> list[float]:
+        """Return the latencies of a number of probes that another process sent."""
         return await self.probes.take(count)
 
 
 def serve(make: type[Worker]) -> None:
-    """Answer until the input ends."""
+    """Answer commands until the input ends."""
     asyncio.run(_serve(make))
 
 
@@ -158,14 +159,14 @@ async def _serve(make: type[Worker]) -> None:
     driver = make()
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
-        question: dict[str, Any] = json.loads(line)
+        arguments: dict[str, Any] = json.loads(line)
         start = time.perf_counter()
         try:
-            ask = question.pop("ask")
-            if not hasattr(driver, ask):
-                raise Unsupported(ask)  # noqa: TRY301 - it is told like all else
-            value = await getattr(driver, ask)(**question)
+            command = arguments.pop("command")
+            if not hasattr(driver, command):
+                raise UnsupportedError(command)  # noqa: TRY301 - reported like any other error
+            value = await getattr(driver, command)(**arguments)
             answer = {"value": value, "seconds": time.perf_counter() - start}
-        except Exception as error:  # noqa: BLE001 - it is the benchmark's to tell
+        except Exception as error:  # noqa: BLE001 - the benchmark reports it
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)

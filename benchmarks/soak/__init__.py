@@ -1,5 +1,5 @@
-"""Many jobs through one worker, to see what grows with them: memory, dead rows, tables, latency.
+"""The soak test: many jobs through one worker, to see what grows: memory, dead rows, tables, latency.
 
-`python -m benchmarks.soak` runs it. `run` feeds and watches one `scenarios.Scenario`, what it saw is a
-`course.Course`, `verdict` judges that, and `page` shows it.
+`python -m benchmarks.soak` runs it. `run` runs one `scenarios.Scenario` and returns a
+`result.ScenarioResult`, `verdict` checks the result, and `page` writes the report.
 """

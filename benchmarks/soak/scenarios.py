@@ -1,4 +1,4 @@
-"""The circumstances under which the jobs run."""
+"""The scenarios of the soak test."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _SCHEDULED = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A server, its settings, and what else goes on."""
+    """The settings of a server and its tables, and other load."""
 
     name: str
     server: Mapping[str, str] = field(default_factory=dict)
-    """Settings that are not as `initdb` makes them."""
+    """The settings that differ from those of `initdb`."""
     tables: tuple[str, ...] = ()
     """Statements that set storage parameters."""
     old_transaction: tuple[float, float] | None = None
-    """After which share of the jobs a transaction is opened, and for how many seconds it stays so."""
+    """The share of the jobs after which a transaction is opened, and the seconds that it stays open."""
     scheduled: int = 0
-    """How many other jobs there are, which are due in a day."""
+    """The number of other jobs, which are due in a day."""
     judged: bool = True
-    """Whether dead rows must be bounded, and latency stay what it is."""
+    """Whether dead rows and latency must stay within limits."""
 
     @property
     def settings(self) -> list[str]:
-        """As SQL."""
+        """The settings as SQL."""
         system = [f"alter system set {name} = '{value}';" for name, value in self.server.items()]
         return [*system, *self.tables]
 

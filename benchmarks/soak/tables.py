@@ -1,10 +1,10 @@
-"""What the server knows about the tables of jobs and queues."""
+"""Queries on the tables of jobs and queues."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchmarks.soak.course import Left, TableState
+from benchmarks.soak.result import Remaining, TableState
 
 if TYPE_CHECKING:
     import asyncpg
@@ -35,26 +35,29 @@ where jobs.relid = 'graphile_worker._private_jobs'::regclass
 """
 
 
-async def state_of_tables(connection: asyncpg.Connection) -> tuple[TableState, TableState]:
-    """Of the jobs and of the queues."""
+async def table_states(connection: asyncpg.Connection) -> tuple[TableState, TableState]:
+    """Return the states of the jobs table and of the queues table."""
     jobs, queues = await connection.fetch(_STATE)
     return TableState(*jobs[1:]), TableState(*queues[1:])
 
 
 async def schedule(connection: asyncpg.Connection, count: int) -> None:
-    """Have so many jobs that are due in a day, in tables that are as if they had been there for long."""
+    """Add jobs that are due in a day. Vacuum the table, as if it had existed for long."""
     await connection.execute(_SCHEDULE, count)
     await connection.execute("vacuum (analyze) graphile_worker._private_jobs")
 
 
-async def what_is_left(connection: asyncpg.Connection) -> Left:
-    """Once nobody works any more, and the server has counted all; jobs of tomorrow do not count."""
+async def remaining(connection: asyncpg.Connection) -> Remaining:
+    """Return what remains after all workers stopped and the server counted everything.
+
+    Jobs that are due in a day do not count.
+    """
     row = await connection.fetchrow(_LEFT)
     assert row is not None
-    return Left(*row)
+    return Remaining(*row)
 
 
 async def naptime(connection: asyncpg.Connection) -> float:
-    """Seconds between two turns of autovacuum."""
+    """Return the seconds between two autovacuum cycles."""
     setting = "select setting::float8 from pg_settings where name = 'autovacuum_naptime'"
     return float(await connection.fetchval(setting))

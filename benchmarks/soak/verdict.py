@@ -1,4 +1,4 @@
-"""Whether anything grew with the number of jobs."""
+"""The checks whether anything grew with the number of jobs."""
 
 from __future__ import annotations
 
@@ -6,54 +6,54 @@ import statistics
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.charts import number
-from benchmarks.soak.course import FEW_DEAD
+from benchmarks.soak.result import FEW_DEAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from benchmarks.soak.course import Course, Pair, Sample, TableState
+    from benchmarks.soak.result import Pair, Sample, ScenarioResult, TableState
 
 _WARM_UP = 0.05
-"""The share of the jobs that goes by before anything is compared."""
+"""The share of the jobs before the comparison starts."""
 _FEWEST = 3
 _MEMORY_GROWTH, _MEMORY_MARGIN = 1.1, 10e6
 _SIZE_GROWTH, _SIZE_MARGIN = 1.5, 16 * 2**20
 _IDLE_GROWTH, _IDLE_MARGIN = 1.5, 1.0
 _LOADED_GROWTH, _LOADED_MARGIN = 1.5, 3.0
 _LEAST_RATE = 0.6
-_TURNS = 2.5
-"""Dead rows may be as old as so many turns of autovacuum: it comes, works, and is done before the next."""
+_CYCLES = 2.5
+"""The highest age of dead rows, in autovacuum cycles: autovacuum starts, works, and ends before the next."""
 
 
 class Finding(NamedTuple):
-    """One thing that is asked of a run."""
+    """The result of one check."""
 
-    what: str
-    bound: str
+    name: str
+    limit: str
     found: str
-    good: bool | None
-    """None if that cannot be said, or is not asked."""
+    passed: bool | None
+    """Whether the value is within the limit, or None if that is unknown or not required."""
 
     @property
     def mark(self) -> str:
-        """For a cell of a table."""
-        return {True: "✓", False: "✗", None: "?"}[self.good]
+        """The mark in a table cell."""
+        return {True: "✓", False: "✗", None: "?"}[self.passed]
 
 
-def judge(course: Course) -> list[Finding]:
-    """Everything that is asked."""
-    first, last = thirds(course)
+def judge(result: ScenarioResult) -> list[Finding]:
+    """Run all checks."""
+    first, last = thirds(result)
     growing = [
         _memory(first, last),
-        *(_if_long_enough(course, _size(name, table, first, last)) for name, table in TABLES.items()),
-        *(_if_long_enough(course, _dead(course, name, table)) for name, table in TABLES.items()),
-        _if_long_enough(course, _loaded(first, last)),
-        _idle(course),
-        _if_long_enough(course, _rate(first, last)),
+        *(_if_long_enough(result, _size(name, table, first, last)) for name, table in TABLES.items()),
+        *(_if_long_enough(result, _dead(result, name, table)) for name, table in TABLES.items()),
+        _if_long_enough(result, _loaded(first, last)),
+        _idle(result),
+        _if_long_enough(result, _rate(first, last)),
     ]
-    if not course.judged:
-        growing = [growing[0], *(finding._replace(good=None) for finding in growing[1:])]
-    return [_once(course), _recorded(course), _left(course), *growing]
+    if not result.judged:
+        growing = [growing[0], *(finding._replace(passed=None) for finding in growing[1:])]
+    return [_once(result), _recorded(result), _left(result), *growing]
 
 
 TABLES: dict[str, Callable[[Sample], TableState]] = {
@@ -62,13 +62,13 @@ TABLES: dict[str, Callable[[Sample], TableState]] = {
 }
 
 
-def thirds(course: Course) -> tuple[list[Sample], list[Sample]]:
-    """The samples of the first and of the last third of the jobs, after those that warm up.
+def thirds(result: ScenarioResult) -> tuple[list[Sample], list[Sample]]:
+    """Return the samples of the first and of the last third of the jobs, without the warm-up.
 
-    Once all jobs are added the worker waits for the last retries, which is no load any more.
+    Samples after the last added job do not count: then the worker only waits for the last retries.
     """
-    jobs = course.tally.jobs
-    warm = [one for one in course.samples if one.done >= _WARM_UP * jobs and one.done + one.waiting < jobs]
+    jobs = result.tally.jobs
+    warm = [one for one in result.samples if one.done >= _WARM_UP * jobs and one.done + one.waiting < jobs]
     third = (1 - _WARM_UP) * jobs / 3
     first = [sample for sample in warm if sample.done <= _WARM_UP * jobs + third]
     last = [sample for sample in warm if sample.done > jobs - third]
@@ -76,51 +76,51 @@ def thirds(course: Course) -> tuple[list[Sample], list[Sample]]:
 
 
 def oldest_dead(samples: Sequence[Sample], table: Callable[[Sample], TableState]) -> float:
-    """For how many seconds dead rows were there, at most.
+    """Return the highest age of dead rows, in seconds.
 
-    Autovacuum removes what died before it came, so the dead rows of a moment are those that died last. Few of
-    them do not count.
+    Autovacuum removes the rows that died before it started. So the dead rows of a moment are the ones that
+    died last. A few of them do not count.
     """
     oldest = 0.0
     for place, sample in enumerate(samples):
         state = table(sample)
         if state.dead <= FEW_DEAD:
             continue
-        # What had died by then is gone.
+        # The rows that had died by then have been removed.
         gone = state.died - state.dead
         since = [earlier.seconds for earlier in samples[:place] if table(earlier).died <= gone]
         oldest = max(oldest, sample.seconds - max(since, default=samples[0].seconds))
     return oldest
 
 
-def _once(course: Course) -> Finding:
-    tally = course.tally
-    good = tally.once == tally.jobs and tally.runs == tally.jobs + tally.failures
+def _once(result: ScenarioResult) -> Finding:
+    tally = result.tally
+    passed = tally.once == tally.jobs and tally.runs == tally.jobs + tally.failures
     found = (
         f"{number(tally.once)} once, {number(tally.never)} never, {number(tally.more)} more often; "
         f"{number(tally.runs)} runs"
     )
-    bound = f"{number(tally.jobs)} once, after {number(tally.failures)} failures"
-    return Finding("every job succeeded once", bound, found, good)
+    limit = f"{number(tally.jobs)} once, after {number(tally.failures)} failures"
+    return Finding("every job succeeded once", limit, found, passed)
 
 
-def _recorded(course: Course) -> Finding:
-    jobs, left = course.tally.jobs + course.probes, course.left
-    runs = course.tally.runs + course.probes
-    good = left.inserted - course.scheduled == left.deleted == jobs and course.tally.recorded == runs
+def _recorded(result: ScenarioResult) -> Finding:
+    jobs, left = result.tally.jobs + result.probes, result.left
+    runs = result.tally.runs + result.probes
+    passed = left.inserted - result.scheduled == left.deleted == jobs and result.tally.recorded == runs
     found = (
         f"{number(left.inserted)} rows inserted, {number(left.deleted)} deleted, "
-        f"{number(course.tally.recorded)} runs recorded"
+        f"{number(result.tally.recorded)} runs recorded"
     )
-    bound = f"{number(jobs)} rows, with {number(course.probes)} probes; {number(runs)} runs"
-    return Finding("the server counted the same", bound, found, good)
+    limit = f"{number(jobs)} rows, with {number(result.probes)} probes; {number(runs)} runs"
+    return Finding("the server's counts match", limit, found, passed)
 
 
-def _left(course: Course) -> Finding:
-    left = course.left
+def _left(result: ScenarioResult) -> Finding:
+    left = result.left
     found = f"{left.jobs} jobs, {left.locked_jobs} of them locked, {left.locked_queues} locked queues"
     return Finding(
-        "nothing is left, nothing is locked",
+        "no jobs or locks remain",
         "none",
         found,
         left.jobs == left.locked_jobs == left.locked_queues == 0,
@@ -128,66 +128,69 @@ def _left(course: Course) -> Finding:
 
 
 def _memory(first: list[Sample], last: list[Sample]) -> Finding:
-    bound = f"≤ {_MEMORY_GROWTH:g} times the first third + {_MEMORY_MARGIN / 1e6:.0f} MB"
-    what = "the worker's memory, median"
+    limit = f"≤ {_MEMORY_GROWTH:g} times the first third + {_MEMORY_MARGIN / 1e6:.0f} MB"
+    name = "worker memory, median"
     if _too_few(first, last):
-        return _unknown(what, bound)
+        return _unknown(name, limit)
     before, after = (statistics.median(sample.memory for sample in part) for part in (first, last))
-    good = after <= _MEMORY_GROWTH * before + _MEMORY_MARGIN
-    return Finding(what, bound, f"{before / 1e6:.1f} → {after / 1e6:.1f} MB", good)
+    passed = after <= _MEMORY_GROWTH * before + _MEMORY_MARGIN
+    return Finding(name, limit, f"{before / 1e6:.1f} → {after / 1e6:.1f} MB", passed)
 
 
 def _size(
-    name: str, table: Callable[[Sample], TableState], first: list[Sample], last: list[Sample]
+    table_name: str, table: Callable[[Sample], TableState], first: list[Sample], last: list[Sample]
 ) -> Finding:
-    bound = f"≤ {_SIZE_GROWTH:g} times the first third + {_SIZE_MARGIN >> 20} MiB"
-    what = f"the table of {name} with its indexes, largest"
+    limit = f"≤ {_SIZE_GROWTH:g} times the first third + {_SIZE_MARGIN >> 20} MiB"
+    name = f"{table_name} table with indexes, largest"
     if _too_few(first, last):
-        return _unknown(what, bound)
+        return _unknown(name, limit)
     before, after = (max(table(sample).size for sample in part) for part in (first, last))
     found = f"{before / 2**20:.1f} → {after / 2**20:.1f} MiB"
-    good = after <= _SIZE_GROWTH * before + _SIZE_MARGIN
-    return Finding(what, bound, found, good)
+    passed = after <= _SIZE_GROWTH * before + _SIZE_MARGIN
+    return Finding(name, limit, found, passed)
 
 
-def _dead(course: Course, name: str, table: Callable[[Sample], TableState]) -> Finding:
-    what = f"dead rows of {name}, oldest"
-    bound = f"≤ {_TURNS * course.naptime:.0f} s, {_TURNS:g} turns of autovacuum"
-    oldest = oldest_dead(course.samples, table)
-    most = max(table(sample).dead for sample in course.samples)
+def _dead(result: ScenarioResult, table_name: str, table: Callable[[Sample], TableState]) -> Finding:
+    name = f"dead rows of the {table_name} table, oldest"
+    limit = f"≤ {_CYCLES * result.naptime:.0f} s, {_CYCLES:g} autovacuum cycles"
+    oldest = oldest_dead(result.samples, table)
+    most = max(table(sample).dead for sample in result.samples)
     found = f"{oldest:.0f} s; {number(most)} at most"
-    return Finding(what, bound, found, oldest <= _TURNS * course.naptime)
+    return Finding(name, limit, found, oldest <= _CYCLES * result.naptime)
 
 
-def _if_long_enough(course: Course, finding: Finding) -> Finding:
-    """Until autovacuum has come some times dead rows must grow, and a moment's stall weighs much."""
-    if course.long_enough:
+def _if_long_enough(result: ScenarioResult, finding: Finding) -> Finding:
+    """Return the finding as unknown if the run was short.
+
+    Before a few autovacuum cycles dead rows must grow, and a short stall has a large effect.
+    """
+    if result.long_enough:
         return finding
-    return finding._replace(found=f"{finding.found}; the run was too short to tell", good=None)
+    return finding._replace(found=f"{finding.found}; the run was too short to tell", passed=None)
 
 
 def _loaded(first: list[Sample], last: list[Sample]) -> Finding:
-    what = "latency under load, median"
-    bound = f"≤ {_LOADED_GROWTH:g} times the first third + {_LOADED_MARGIN:g} ms"
+    name = "latency under load, median"
+    limit = f"≤ {_LOADED_GROWTH:g} times the first third + {_LOADED_MARGIN:g} ms"
     before, after = ([value for one in part for value in one.latencies] for part in (first, last))
     if _too_few(before, after):
-        return _unknown(what, bound)
+        return _unknown(name, limit)
     medians = statistics.median(before), statistics.median(after)
-    good = medians[1] <= _LOADED_GROWTH * medians[0] + _LOADED_MARGIN
-    return Finding(what, bound, f"{medians[0]:.1f} → {medians[1]:.1f} ms", good)
+    passed = medians[1] <= _LOADED_GROWTH * medians[0] + _LOADED_MARGIN
+    return Finding(name, limit, f"{medians[0]:.1f} → {medians[1]:.1f} ms", passed)
 
 
-def _idle(course: Course) -> Finding:
-    what = "latency when idle, median"
-    bound = f"≤ {_IDLE_GROWTH:g} times that of a new worker and database + {_IDLE_MARGIN:g} ms"
-    # Dead rows that autovacuum has not seen yet cost something, which is to be gone with them.
-    soaked, fresh = _medians(course.idle_settled or course.idle_after)
-    found = f"{statistics.median(course.idle_before):.1f} ms before; "
-    if course.idle_settled:
-        both = "{:.1f} and new {:.1f}".format(*_medians(course.idle_after))
-        found += f"{both} with {number(course.samples[-1].jobs.dead)} dead rows; then "
-    found += f"{soaked:.1f} and new {fresh:.1f}"
-    return Finding(what, bound, found, soaked <= _IDLE_GROWTH * fresh + _IDLE_MARGIN)
+def _idle(result: ScenarioResult) -> Finding:
+    name = "idle latency, median"
+    limit = f"≤ {_IDLE_GROWTH:g} times a new worker and database + {_IDLE_MARGIN:g} ms"
+    # Dead rows cost time until autovacuum removes them. So the check uses the latency after autovacuum.
+    soaked, fresh = _medians(result.idle_settled or result.idle_after)
+    found = f"{statistics.median(result.idle_before):.1f} ms before; "
+    if result.idle_settled:
+        both = "{:.1f} (new: {:.1f})".format(*_medians(result.idle_after))
+        found += f"{both} with {number(result.samples[-1].jobs.dead)} dead rows; then "
+    found += f"{soaked:.1f} (new: {fresh:.1f})"
+    return Finding(name, limit, found, soaked <= _IDLE_GROWTH * fresh + _IDLE_MARGIN)
 
 
 def _medians(pair: Pair) -> tuple[float, float]:
@@ -195,18 +198,18 @@ def _medians(pair: Pair) -> tuple[float, float]:
 
 
 def _rate(first: list[Sample], last: list[Sample]) -> Finding:
-    what, bound = "jobs per second", f"≥ {_LEAST_RATE:g} times the first third"
+    name, limit = "jobs per second", f"≥ {_LEAST_RATE:g} times the first third"
     if _too_few(first, last):
-        return _unknown(what, bound)
+        return _unknown(name, limit)
     before, after = (
         (part[-1].done - part[0].done) / (part[-1].seconds - part[0].seconds) for part in (first, last)
     )
-    return Finding(what, bound, f"{number(before)} → {number(after)}", after >= _LEAST_RATE * before)
+    return Finding(name, limit, f"{number(before)} → {number(after)}", after >= _LEAST_RATE * before)
 
 
 def _too_few(*parts: Sequence[object]) -> bool:
     return any(len(part) < _FEWEST for part in parts)
 
 
-def _unknown(what: str, bound: str) -> Finding:
-    return Finding(what, bound, "too few samples", None)
+def _unknown(name: str, limit: str) -> Finding:
+    return Finding(name, limit, "too few samples", None)

@@ -2,5 +2,5 @@
 
 
 async def hello(payload: dict[str, str] | None) -> None:
-    """Greet somebody."""
-    print(f"Hello, {(payload or {}).get('name', 'whoever you are')}", flush=True)
+    """Print a greeting."""
+    print(f"Hello, {(payload or {}).get('name', 'world')}", flush=True)

@@ -1,34 +1,35 @@
-"""What can become of a job that a worker claimed, and the exceptions by which a task chooses it."""
+"""The outcomes of a job, and the exceptions that a task raises to choose one."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from graphile_worker.durations import seconds, shown
+from graphile_worker._base.durations import format_seconds, seconds
 from graphile_worker.job import as_utc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from graphile_worker.durations import Duration
+    from graphile_worker._base.durations import Duration
     from graphile_worker.job import Job
 
-_LONGEST_ERROR = 10_000
-_LAST_STEP = 10
+_MAX_ERROR_LENGTH = 10_000
+_LAST_GROWING_ATTEMPT = 10
 _WITHOUT_MESSAGE = (KeyError, SystemExit, StopIteration)
-"""What they are about is no sentence: a key, a status, a value."""
+"""Exceptions whose text is not a message, but a key, an exit status or a value."""
 
 
-class ControlFlow(Exception):  # noqa: N818 - no errors, but decisions
-    """Base of what a task raises in order to choose the outcome of its job.
+class ControlFlow(Exception):  # noqa: N818 - a decision, not an error
+    """Base class of the exceptions that a task raises to choose the outcome of its job.
 
     Attributes:
-        reason: Why, for people. It is kept as the job's `last_error`; if there is none, that of the exception
-            it was raised from.
+        reason: The reason, for people. It is stored in the job's `last_error`. Without a reason, the message
+            of the exception that this one was raised from is stored.
     """
 
     reason: str = ""
@@ -41,35 +42,39 @@ class ControlFlow(Exception):  # noqa: N818 - no errors, but decisions
             self.reason = str(reason)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (type(self), self.args, self.__dict__)
+        # Pickling would call __init__ with args, which lack the keyword arguments.
+        return _restore, (type(self), self.args, self.__dict__)
 
     @property
     def why(self) -> str:
-        """The reason, or that of the exception it was raised from."""
+        """The reason, or the message of the exception that this one was raised from."""
         return self.reason or (describe_error(self.__cause__) if self.__cause__ else "")
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (self._what(), self.why) if part)
+        return ": ".join(part for part in (self._summary(), self.why) if part)
 
-    def _what(self) -> str:
-        """What was chosen, for `last_error`."""
+    def _summary(self) -> str:
+        """Return the chosen outcome in words, for `last_error`."""
         return ""
 
 
 class Retry(ControlFlow):
-    """Fail this attempt, and try again at a time of the task's choice.
+    """Raise it to fail this attempt and retry at a chosen time.
 
-    On the last attempt there is no next one: then the job has failed for good.
+    If this was the last attempt, the job has failed permanently.
 
     Args:
-        after: Seconds, or a timedelta, from now.
-        at: An aware datetime, in place of `after`.
-        reason: Why, for people.
+        reason: The reason, for people, or the exception that caused the retry.
+        after: Delay from now, in seconds or as a timedelta.
+        at: An aware datetime, instead of `after`.
+
+    Raises:
+        TypeError: Neither or both of `after` and `at` are given.
 
     Example:
         >>> from graphile_worker import Retry
         >>> async def fetch(payload):
-        ...     raise Retry("the other side is busy", after=60)
+        ...     raise Retry("the server is busy", after=60)
     """
 
     after: float | None = None
@@ -84,34 +89,42 @@ class Retry(ControlFlow):
     ) -> None:
         super().__init__(reason)
         if (after is None) == (at is None):
-            raise TypeError("Retry takes after= or at=: one of the two.")
+            raise TypeError("Retry takes either after= or at=.")
         if isinstance(at, timedelta):
-            raise TypeError("Retry takes a timedelta as after=, and an aware datetime as at=.")
+            raise TypeError(f"at is {at!r}; it must be an aware datetime. Pass a timedelta as after=.")
         self.after = None if after is None else seconds("after", after)
         self.at = None if at is None else as_utc("at", at)
 
-    def _what(self) -> str:
+    def _summary(self) -> str:
         if self.after is None and self.at is None:
-            return "To be tried again"
-        return f"To be tried again {f'at {self.at}' if self.after is None else f'in {shown(self.after)}'}"
+            return "Retry"
+        when = f"at {self.at}" if self.after is None else f"in {format_seconds(self.after)}"
+        return f"Retry {when}"
 
 
 class Fail(ControlFlow):
-    """Fail for good: no more attempts, however many are left.
+    """Raise it to fail the job permanently, even if attempts are left.
+
+    Args:
+        reason: The reason, for people, or the exception that caused the failure.
 
     Example:
         >>> from graphile_worker import Fail
         >>> async def charge(payload):
         ...     if payload["amount"] < 0:
-        ...         raise Fail("an amount below zero will not get better")
+        ...         raise Fail("the amount is negative")
     """
 
-    def _what(self) -> str:
-        return "" if self.why else "Failed for good, by its task"
+    def _summary(self) -> str:
+        return "" if self.why else "The task failed the job permanently"
 
 
 class Snooze(ControlFlow):
-    """Not now: run again after a delay. It is no failure, and the attempt is given back.
+    """Raise it to run the job again after a delay. This is not a failure, and the attempt does not count.
+
+    Args:
+        delay: Delay from now, in seconds or as a timedelta.
+        reason: The reason, for people, or the exception that caused the delay.
 
     Example:
         >>> from graphile_worker import Snooze
@@ -126,50 +139,53 @@ class Snooze(ControlFlow):
         super().__init__(reason)
         self.delay = seconds("delay", delay, "more than 0")
 
-    def _what(self) -> str:
-        return f"Snoozed for {shown(self.delay)}"
+    def _summary(self) -> str:
+        return f"Snoozed for {format_seconds(self.delay)}"
 
 
 class Cancel(ControlFlow):
-    """Leave it: the job is not wanted any more. It does not run again, and is no failure to be alarmed by.
+    """Raise it to cancel the job, because it is not needed any more. The job does not run again.
 
-    It stays in the table as a job without attempts, with the reason.
+    This is not a failure. The job stays in the table without attempts left, with the reason in `last_error`.
+
+    Args:
+        reason: The reason, for people, or the exception that caused the cancellation.
 
     Example:
         >>> from graphile_worker import Cancel
         >>> async def remind(payload):
-        ...     raise Cancel("the appointment was called off")
+        ...     raise Cancel("the appointment was cancelled")
     """
 
-    def _what(self) -> str:
+    def _summary(self) -> str:
         return "Cancelled"
 
 
 class Completed(msgspec.Struct, frozen=True):
-    """It returned: the job is deleted."""
+    """The task returned. The job is deleted."""
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """It raised: the job is tried again later, if it has attempts left."""
+    """The task raised an exception. The job is retried later, if it has attempts left."""
 
     error: BaseException
     delay: float | None = None
-    """Seconds until the next attempt; None: as Graphile Worker has it."""
+    """Seconds until the next attempt; None for Graphile Worker's delay."""
     at: datetime | None = None
-    """Or when it is."""
+    """The time of the next attempt, instead of `delay`."""
     final: bool = False
-    """Whether there is none, even if attempts are left."""
+    """Whether the job is not retried, even if attempts are left."""
     left: Sequence[int] | None = None
-    """The places of the items of a batch that are left to do, if some are done."""
+    """The indexes of the items that remain in a batch, if some are done."""
     batch_errors: Sequence[BaseException] | None = None
-    """What the items of a batch failed with."""
+    """The errors of the items of a batch that failed."""
 
     def is_last_of(self, job: Job) -> bool:
-        """Whether the job does not run again."""
+        """Return whether the job does not run again."""
         return self.final or job.attempts >= job.max_attempts
 
     def retry_in(self, job: Job, now: datetime) -> float | None:
-        """Seconds until the next attempt, if there is one."""
+        """Return the seconds until the next attempt; None if there is none."""
         if self.is_last_of(job):
             return None
         if self.at is not None:
@@ -178,34 +194,34 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 class Snoozed(msgspec.Struct, frozen=True):
-    """It asked for a delay: the attempt is given back."""
+    """The task raised `Snooze`. The job runs again after the delay, and the attempt does not count."""
 
     choice: Snooze
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """It is not wanted any more: it does not run again."""
+    """The job was cancelled, by the task or by `WorkerUtils.cancel_job`. It does not run again."""
 
     choice: Cancel
     left: Sequence[int] | None = None
-    """As for `Failed`."""
+    """The indexes of the items that remain in a batch, if some are done."""
 
 
 class Interrupted(msgspec.Struct, frozen=True):
-    """The worker stopped it: the attempt is given back, and the job is available after `delay` seconds."""
+    """The worker stopped the job. The attempt does not count, and the job is due after `delay` seconds."""
 
     delay: float = 0.0
 
 
 class Returned(msgspec.Struct, frozen=True):
-    """It was claimed ahead and not started: the attempt is given back."""
+    """The job was prefetched and not started. The attempt does not count."""
 
 
 Outcome: TypeAlias = Completed | Failed | Snoozed | Cancelled | Interrupted | Returned
 
 
-def chosen(choice: ControlFlow) -> Outcome:
-    """The outcome that a task chose."""
+def outcome_of_choice(choice: ControlFlow) -> Outcome:
+    """Return the outcome that the task chose with this exception."""
     match choice:
         case Retry():
             return Failed(choice, delay=choice.after, at=choice.at)
@@ -218,7 +234,7 @@ def chosen(choice: ControlFlow) -> Outcome:
 
 
 def as_cancelled(choice: Cancel, outcome: Outcome) -> Outcome:
-    """What a job comes to that somebody has cancelled while it ran, and that then came to this."""
+    """Return the outcome of a job that was cancelled while it ran, and then ended with this outcome."""
     match outcome:
         case Completed() | Cancelled():
             return outcome
@@ -229,8 +245,8 @@ def as_cancelled(choice: Cancel, outcome: Outcome) -> Outcome:
             return Cancelled(choice)
 
 
-def unwrapped(error: BaseException) -> BaseException:
-    """The choice alone, if a task group has wrapped it; any other error as it is."""
+def unwrap_control_flow(error: BaseException) -> BaseException:
+    """Return the `ControlFlow` exception that a task group wrapped. Return any other error unchanged."""
     inner = error
     while isinstance(inner, BaseExceptionGroup) and len(inner.exceptions) == 1:
         inner = inner.exceptions[0]
@@ -238,23 +254,23 @@ def unwrapped(error: BaseException) -> BaseException:
 
 
 def default_delay(attempt: int) -> float:
-    """Seconds between that attempt and the next, as Graphile Worker has them.
+    """Return Graphile Worker's delay between an attempt and the next one, in seconds.
 
     >>> [round(default_delay(attempt)) for attempt in (1, 2, 3, 10, 25)]
     [3, 7, 20, 22026, 22026]
     """
-    return math.exp(min(_LAST_STEP, attempt))
+    return math.exp(min(_LAST_GROWING_ATTEMPT, attempt))
 
 
-def _restored(kind: type[ControlFlow], args: tuple[Any, ...], state: dict[str, Any]) -> ControlFlow:
-    """One that went to another process, as it was."""
+def _restore(kind: type[ControlFlow], args: tuple[Any, ...], state: dict[str, Any]) -> ControlFlow:
+    """Create a `ControlFlow` exception from its pickled state, without calling its `__init__`."""
     choice = kind.__new__(kind, *args)
     choice.__dict__.update(state)
     return choice
 
 
 def describe_error(error: BaseException) -> str:
-    """What is kept of an error as the job's `last_error`.
+    """Return the text that is stored as `last_error` for an exception.
 
     >>> describe_error(ValueError("no such file"))
     'no such file'
@@ -265,7 +281,7 @@ def describe_error(error: BaseException) -> str:
     """
     try:
         text = str(error)
-    except BaseException:  # noqa: BLE001 - an exception whose text cannot be had is still an exception
+    except BaseException:  # noqa: BLE001 - the exception's own __str__ may raise anything
         text = ""
     kind = type(error).__name__
     if text and isinstance(error, _WITHOUT_MESSAGE):
@@ -274,7 +290,26 @@ def describe_error(error: BaseException) -> str:
 
 
 def storable(text: str) -> str:
-    """The text, as long as it may be, and without what PostgreSQL cannot keep as text."""
-    if len(text) > _LONGEST_ERROR:
-        text = text[:_LONGEST_ERROR] + "…"
+    """Return the text, truncated, and with characters escaped that PostgreSQL cannot store."""
+    if len(text) > _MAX_ERROR_LENGTH:
+        text = text[:_MAX_ERROR_LENGTH] + "…"
     return text.replace("\0", "\\0").encode(errors="backslashreplace").decode()
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """The outcomes recorded by `run_once`, `testing.drain`, or a `Runner` so far.
+
+    A job that was lost while it ran is not counted.
+
+    >>> RunSummary(succeeded=2, failed=1).failed
+    1
+    """
+
+    succeeded: int = 0
+    failed: int = 0
+    """Failed attempts, whether or not they are retried."""
+    snoozed: int = 0
+    cancelled: int = 0
+    errors: tuple[BaseException, ...] = field(default=(), compare=False)
+    """The errors of the failed attempts, in order. Only `testing.drain` collects them."""

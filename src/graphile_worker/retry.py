@@ -1,8 +1,9 @@
-"""When a job that failed is tried again: policies for ``@app.task(retry=...)``.
+"""Retry policies for ``@app.task(retry=...)``: when to retry a job that failed.
 
-A policy is a function of a `Failure`. It returns seconds or a timedelta until the next attempt, or the moment
-of it as an aware datetime, or None for Graphile Worker's own delay; or it raises `Fail`, and then there is
-none. Those below are ready-made. How often a job is tried is its `max_attempts`, not the policy's business.
+A policy is a function that takes a `Failure`. It returns the delay until the next attempt as seconds or a
+timedelta, or the time of that attempt as an aware datetime. It returns None for Graphile Worker's own delay,
+and raises `Fail` to stop retrying. This module has ready-made policies. A policy does not limit the number of
+attempts: the job's `max_attempts` does.
 
     >>> from graphile_worker.retry import Exponential, Failure
     >>> policy = Exponential(first=1, factor=2, cap=60)
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from graphile_worker.durations import LONGEST, Duration, seconds, takes_one
+from graphile_worker._base.durations import LONGEST, Duration, accepts_one_argument, seconds
 from graphile_worker.errors import BatchError, ConfigurationError
 from graphile_worker.job import as_utc
 from graphile_worker.outcome import Fail, default_delay
@@ -41,20 +42,25 @@ __all__ = [
 ]
 
 _LARGEST_FACTOR = 1000.0
-_UNSAID = {"cap": LONGEST, "jitter": 0.0}
-_GRAPHILES_LONGEST = default_delay(10)
+_OMITTED_IN_REPR = {"cap": LONGEST, "jitter": 0.0}
+_GRAPHILE_MAX_DELAY = default_delay(10)
 Decision: TypeAlias = Duration | datetime | None
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """An attempt that failed: what a policy decides by."""
+    """A failed attempt, as a policy receives it.
+
+    Attributes:
+        job: The job that failed.
+        error: The exception that its task raised.
+    """
 
     job: Job
     error: BaseException
 
     @property
     def attempt(self) -> int:
-        """The first is 1."""
+        """The number of the failed attempt, starting at 1."""
         return self.job.attempts
 
 
@@ -62,14 +68,14 @@ Policy: TypeAlias = Callable[[Failure], Decision]
 RetryOption: TypeAlias = (
     "Policy | timedelta | Sequence[Duration] | Mapping[type[BaseException], RetryOption] | None"
 )
-"""What can be given as ``retry=``."""
+"""The values that ``retry=`` accepts."""
 
 
 class _Growing(ABC):
-    """A delay that depends on the attempt, up to a cap, and shortened a bit at random.
+    """A delay that depends on the attempt, with a maximum and with random jitter.
 
-    The random part only takes away, up to `jitter` of the whole: the cap holds, and jobs that failed together
-    do not come back together.
+    Jitter only shortens a delay, by up to that fraction. So the cap always holds, and jobs that failed at the
+    same time are not all retried at the same time.
     """
 
     def __init__(self, *, cap: Duration | None, jitter: float) -> None:
@@ -77,7 +83,9 @@ class _Growing(ABC):
         self.jitter = _number("jitter", jitter, 0, 1)
 
     def __repr__(self) -> str:
-        given = [f"{name}={value!r}" for name, value in vars(self).items() if value != _UNSAID.get(name)]
+        given = [
+            f"{name}={value!r}" for name, value in vars(self).items() if value != _OMITTED_IN_REPR.get(name)
+        ]
         return f"{type(self).__name__}({', '.join(given)})"
 
     def __eq__(self, other: object) -> bool:
@@ -91,7 +99,7 @@ class _Growing(ABC):
         return delay - delay * self.jitter * random.random() if self.jitter else delay  # noqa: S311
 
     def delay(self, attempt: int) -> float:
-        """Seconds after that attempt, without the random part."""
+        """Return the delay after this attempt in seconds, without jitter."""
         try:
             return min(self._uncapped(attempt), self.cap)
         except OverflowError:
@@ -102,7 +110,15 @@ class _Growing(ABC):
 
 
 class Exponential(_Growing):
-    """Each delay is `factor` times the one before. The defaults are Graphile Worker's own delays.
+    """Exponential backoff: each delay is `factor` times the previous one.
+
+    The defaults are Graphile Worker's own delays.
+
+    Args:
+        first: Delay after the first attempt, in seconds or as a timedelta.
+        factor: Factor from each delay to the next, from 1 to 1000.
+        cap: Maximum delay; None for no maximum.
+        jitter: The fraction of a delay, from 0 to 1, by which it may be shortened at random.
 
     >>> round(Exponential().delay(1), 2), round(Exponential().delay(25), 1)
     (2.72, 22026.5)
@@ -113,7 +129,7 @@ class Exponential(_Growing):
         *,
         first: Duration = math.e,
         factor: float = math.e,
-        cap: Duration | None = _GRAPHILES_LONGEST,
+        cap: Duration | None = _GRAPHILE_MAX_DELAY,
         jitter: float = 0.0,
     ) -> None:
         super().__init__(cap=cap, jitter=jitter)
@@ -124,7 +140,11 @@ class Exponential(_Growing):
 
 
 class Fixed(_Growing):
-    """Always the same delay.
+    """The same delay after each attempt.
+
+    Args:
+        delay: The delay, in seconds or as a timedelta.
+        jitter: The fraction of a delay, from 0 to 1, by which it may be shortened at random.
 
     >>> Fixed(30).delay(7)
     30.0
@@ -139,7 +159,13 @@ class Fixed(_Growing):
 
 
 class Linear(_Growing):
-    """Each delay is `step` longer than the one before.
+    """Linear backoff: each delay is longer than the previous one by `step`.
+
+    Args:
+        step: Difference between two delays, in seconds or as a timedelta.
+        first: Delay after the first attempt; by default `step`.
+        cap: Maximum delay; None for no maximum.
+        jitter: The fraction of a delay, from 0 to 1, by which it may be shortened at random.
 
     >>> [Linear(10, cap=25).delay(attempt) for attempt in (1, 2, 3)]
     [10.0, 20.0, 25.0]
@@ -162,7 +188,11 @@ class Linear(_Growing):
 
 
 class Delays(_Growing):
-    """These delays, one after another; the last one again and again.
+    """A list of delays, one per attempt. The last delay repeats.
+
+    Args:
+        delays: The delays, in seconds or as timedeltas.
+        jitter: The fraction of a delay, from 0 to 1, by which it may be shortened at random.
 
     >>> [Delays([1, 10]).delay(attempt) for attempt in (1, 2, 3)]
     [1.0, 10.0, 10.0]
@@ -170,18 +200,21 @@ class Delays(_Growing):
 
     def __init__(self, delays: Sequence[Duration], *, jitter: float = 0.0) -> None:
         super().__init__(cap=None, jitter=jitter)
-        self.delays = tuple(seconds(f"delays[{place}]", delay) for place, delay in enumerate(delays))
+        self.delays = tuple(seconds(f"delays[{index}]", delay) for index, delay in enumerate(delays))
         if not self.delays:
-            raise ConfigurationError("A list of delays needs at least one.")
+            raise ConfigurationError("delays is empty; it must have at least one delay.")
 
     def _uncapped(self, attempt: int) -> float:
         return self.delays[min(attempt, len(self.delays)) - 1]
 
 
 class ByException:
-    """The policy of the exception's type, or of the nearest type that it derives from.
+    """A policy per exception type. The closest base class of the raised exception applies.
 
-    What is none of these is tried again as Graphile Worker has it.
+    Other exceptions are retried with Graphile Worker's own delays.
+
+    Args:
+        policies: Exception types, and for each of them a value that ``retry=`` accepts.
 
     >>> ByException({TimeoutError: Fixed(5), OSError: Linear(60), ValueError: never}).of(ConnectionError())
     Linear(step=60.0, first=60.0)
@@ -192,7 +225,7 @@ class ByException:
         for kind in kinds:
             if not (isinstance(kind, type) and issubclass(kind, BaseException)):
                 raise ConfigurationError(
-                    f"A mapping for retry= has types of exceptions as keys, not {kind!r}."
+                    f"Invalid key {kind!r} in the mapping for retry=: it must be an exception type."
                 )
         self.policies = {
             kind: read_policy(policy, f"retry[{kind.__name__}]") for kind, policy in policies.items()
@@ -206,7 +239,11 @@ class ByException:
         return None if policy is None else policy(failure)
 
     def of(self, error: BaseException) -> Policy | None:
-        """The policy for that exception. One of a group counts alone, and items of a batch that agree."""
+        """Return the policy for an exception; None if no type matches.
+
+        An exception group with one exception counts as that exception. A `BatchError` counts as one of its
+        errors if the same policy applies to all of them.
+        """
         if isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
             return self.of(error.exceptions[0])
         if isinstance(error, BatchError) and BatchError not in self.policies:
@@ -217,21 +254,25 @@ class ByException:
 
 
 def never(failure: Failure) -> Decision:
-    """Do not try again."""
+    """Never retry: fail the job permanently."""
     raise Fail from failure.error
 
 
 def read_policy(given: object, name: str = "retry") -> Policy | None:
-    """What was given as `retry`: a function, a timedelta, a list of delays, or a mapping by exception."""
+    """Return the policy for a value of `retry=`: a function, a timedelta, a list of delays, or a mapping.
+
+    Raises:
+        ConfigurationError: The value is anything else.
+    """
     match given:
         case None:
             return None
         case Mapping() if given:
             return ByException(given)
-        case int() | float():  # people of other queues would read that as a number of attempts
+        case int() | float():  # in other job queues this is the number of attempts
             raise ConfigurationError(
-                f"{name} is {given!r}. For seconds between attempts: Fixed({given!r}), of "
-                "graphile_worker.retry, or a timedelta. For how many there are: max_attempts."
+                f"{name} is {given!r}, which is ambiguous. For a delay in seconds, use Fixed({given!r}) from "
+                "graphile_worker.retry, or a timedelta. For the number of attempts, use max_attempts."
             )
         case timedelta():
             return Fixed(given)
@@ -239,11 +280,11 @@ def read_policy(given: object, name: str = "retry") -> Policy | None:
             return Delays(given)
         case _ if inspect.iscoroutinefunction(given) or isinstance(given, type):
             pass
-        case _ if callable(given) and takes_one(given):
+        case _ if callable(given) and accepts_one_argument(given):
             return given
     raise ConfigurationError(
-        f"{name} is {given!r}; it must be a policy of graphile_worker.retry, seconds or a timedelta, a "
-        "list of them, a mapping of types of exceptions to any of these, or a plain function of a Failure."
+        f"{name} is {given!r}; it must be a policy from graphile_worker.retry, a timedelta, a list of "
+        "delays, a mapping of exception types to any of these, or a plain function that takes a Failure."
     )
 
 
@@ -254,9 +295,14 @@ def _number(name: str, value: Any, least: float, most: float) -> float:
 
 
 def check_decision(decision: object) -> tuple[float | None, datetime | None]:
-    """What a policy returned: seconds, or a moment, or neither."""
+    """Return the decision of a policy as seconds, or as a datetime, or as neither.
+
+    Raises:
+        ConfigurationError: The policy returned something that is not a duration.
+        InvalidJobError: The policy returned a datetime without a time zone.
+    """
     if decision is None:
         return None, None
     if isinstance(decision, datetime):
-        return None, as_utc("what the policy returned", decision)
-    return seconds("What the policy returned", decision), None
+        return None, as_utc("The return value of the retry policy", decision)
+    return seconds("The return value of the retry policy", decision), None

@@ -1,4 +1,4 @@
-"""One queue that npm's worker and ours share, installed by either of them."""
+"""Fixtures for one queue that Node workers and Python workers share, installed by either."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import asyncpg
 import pytest
 
 from graphile_worker import WorkerUtils, run_migrations
-from support.here import Here, Sql
 from support.peer import Peer, started
+from support.python_peer import PythonPeer, Sql
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -19,66 +19,66 @@ if TYPE_CHECKING:
     from graphile_worker.testing import Databases
 
 VERSIONS = ["0.18.0", "0.17.3"]
-OURS, NPMS = "ours", "npm's"
+PYTHON, NODE = "Python's", "Node's"
 
 
 @dataclass(frozen=True)
 class Shared:
-    """A database, and both sides at work on it."""
+    """A database, with a Node worker and a Python worker."""
 
     dsn: str
     db: asyncpg.Connection
     utils: WorkerUtils
     node: Peer
-    python: Here
+    python: PythonPeer
     sql: Sql
 
     def side(self, name: str) -> Any:
-        """One of the three by its name; what they have in common has no type."""
+        """Return "node", "python" or "sql" by name; their common methods have no declared type."""
         return getattr(self, name)
 
 
 async def _shared(databases: Databases, version: str, installed_by: str, stack: AsyncExitStack) -> Shared:
-    dsn = await stack.enter_async_context(databases.fresh(empty=installed_by == NPMS))
+    dsn = await stack.enter_async_context(databases.fresh(empty=installed_by == NODE))
     node = await stack.enter_async_context(started(version, dsn))
-    if installed_by == NPMS:
-        await node.ask("migrate")
+    if installed_by == NODE:
+        await node.request("migrate")
         await run_migrations(dsn)
     db = await asyncpg.connect(dsn)
     stack.push_async_callback(db.close)
     utils = await stack.enter_async_context(WorkerUtils(dsn))
-    python = Here(dsn, utils)
+    python = PythonPeer(dsn, utils)
     stack.push_async_callback(python.stop)
     return Shared(dsn, db, utils, node, python, Sql(db))
 
 
 @pytest.fixture(
-    params=[(version, by) for version in VERSIONS for by in (OURS, NPMS)],
-    ids=lambda given: f"{given[0]} on {given[1]} schema",
+    params=[(version, by) for version in VERSIONS for by in (PYTHON, NODE)],
+    ids=lambda case: f"{case[0]} on {case[1]} schema",
 )
 async def shared(
     request: pytest.FixtureRequest, graphile_worker_databases: Databases
 ) -> AsyncIterator[Shared]:
-    """For what depends on the functions in the schema: each release on a schema of either side."""
+    """Yield each Node release on a schema installed by either side, for tests of the SQL functions."""
     async with AsyncExitStack() as stack:
         version, installed_by = request.param
         yield await _shared(graphile_worker_databases, version, installed_by, stack)
 
 
 @pytest.fixture(params=VERSIONS)
-async def beside(
+async def mixed(
     request: pytest.FixtureRequest, graphile_worker_databases: Databases
 ) -> AsyncIterator[Shared]:
-    """For what depends on the workers: each release, on our schema."""
+    """Yield each Node release on a schema installed by Python, for tests of the workers."""
     async with AsyncExitStack() as stack:
-        yield await _shared(graphile_worker_databases, request.param, OURS, stack)
+        yield await _shared(graphile_worker_databases, request.param, PYTHON, stack)
 
 
 @pytest.fixture
 async def newest(graphile_worker_databases: Databases) -> AsyncIterator[Shared]:
-    """For what does not depend on the release."""
+    """Yield the newest Node release, for tests that do not depend on the release."""
     async with AsyncExitStack() as stack:
-        yield await _shared(graphile_worker_databases, VERSIONS[0], OURS, stack)
+        yield await _shared(graphile_worker_databases, VERSIONS[0], PYTHON, stack)
 
 
 @pytest.fixture
@@ -88,8 +88,8 @@ async def utils(database: str) -> AsyncIterator[WorkerUtils]:
 
 
 @pytest.fixture
-async def here(database: str, utils: WorkerUtils) -> AsyncIterator[Here]:
-    """Our side alone, for those whose statements are made by hand."""
-    here = Here(database, utils)
-    yield here
-    await here.stop()
+async def python_peer(database: str, utils: WorkerUtils) -> AsyncIterator[PythonPeer]:
+    """Yield a Python worker without a Node worker."""
+    python_peer = PythonPeer(database, utils)
+    yield python_peer
+    await python_peer.stop()

@@ -1,4 +1,4 @@
-"""What one side's tools do to jobs that the other added, runs, or could not run."""
+"""Administration by one language of jobs that the other has added, runs, or has failed to run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ both_ways = pytest.mark.parametrize("side", ["python", "node"])
 
 
 class Tools:
-    """The administration of one side: what it says of jobs is their ids."""
+    """The administration functions of one side; each returns the ids of the changed jobs."""
 
     def __init__(self, shared: Shared, side: str) -> None:
         self._shared = shared
@@ -60,18 +60,17 @@ class Tools:
             options = {"tasks": list(tasks), "taskIdentifiersToKeep": list(keep)}
             await self._shared.node.utils("cleanup", options)
 
-    async def _node(self, method: str, ids: list[int], *given: object) -> Any:
-        return await self._shared.node.utils(method, [str(one) for one in ids], *given)
+    async def _node(self, method: str, ids: list[int], *arguments: object) -> Any:
+        return await self._shared.node.utils(method, [str(job_id) for job_id in ids], *arguments)
 
 
 def _ids(jobs: list[Any]) -> list[int]:
     return sorted(job.id if isinstance(job, Job) else int(job["id"]) for job in jobs)
 
 
+@pytest.mark.sample(2)
 @both_ways
-async def test_waiting_jobs_are_completed_failed_and_rescheduled_by_the_other_side(
-    shared: Shared, side: str
-) -> None:
+async def test_other_side_completes_fails_and_reschedules_waiting_jobs(shared: Shared, side: str) -> None:
     tools, adder = Tools(shared, side), shared.side(OTHER[side])
     done, failed, moved = [
         await adder.add("task", n, run_at=SOON, job_key=f"k{n}", queue_name="q") for n in range(3)
@@ -88,36 +87,38 @@ async def test_waiting_jobs_are_completed_failed_and_rescheduled_by_the_other_si
     assert (job["run_at"], job["priority"], job["attempts"], job["max_attempts"]) == (LATER, 7, 2, 9)
 
 
+@pytest.mark.sample(2)
 @both_ways
-async def test_jobs_that_failed_for_good_there_are_brought_back_or_cleaned_up_here(
-    beside: Shared, side: str
+async def test_permanently_failed_jobs_are_rescheduled_or_deleted_by_the_other_side(
+    mixed: Shared, side: str
 ) -> None:
-    tools, other = Tools(beside, side), beside.side(OTHER[side])
+    tools, other = Tools(mixed, side), mixed.side(OTHER[side])
     again, never = [await other.add("fail", {"error": "as told"}, max_attempts=1) for _ in range(2)]
     await other.start("fail")
 
     async def failed() -> bool:
-        rows = [await existing(beside.db, job_id) for job_id in (again, never)]
+        rows = [await existing(mixed.db, job_id) for job_id in (again, never)]
         return all(row["last_error"] == "as told" and row["locked_at"] is None for row in rows)
 
-    await until(failed, "both have failed for good")
+    await until(failed, "both have failed permanently")
     await other.stop()
     assert await tools.reschedule([again]) == [again]
-    brought_back = await beside.utils.get_job(id=again)
-    assert brought_back is not None
-    assert brought_back.state == "scheduled"
+    rescheduled = await mixed.utils.get_job(id=again)
+    assert rescheduled is not None
+    assert rescheduled.state == "scheduled"
     await tools.clean_up("DELETE_PERMAFAILED_JOBS")
-    assert await get(beside.db, never) is None
-    assert await count(beside.db) == 1
+    assert await get(mixed.db, never) is None
+    assert await count(mixed.db) == 1
 
 
+@pytest.mark.sample(2)
 @both_ways
-async def test_what_runs_there_is_left_alone_here(beside: Shared, side: str) -> None:
-    tools, other = Tools(beside, side), beside.side(OTHER[side])
+async def test_running_jobs_of_the_other_side_are_not_changed(mixed: Shared, side: str) -> None:
+    tools, other = Tools(mixed, side), mixed.side(OTHER[side])
     job_id = await other.add("hold", queue_name="q")
     worker = await other.start("hold")
-    await other.until_begun(job_id)
-    before = await existing(beside.db, job_id)
+    await other.until_started(job_id)
+    before = await existing(mixed.db, job_id)
     assert before["locked_by"] == worker
 
     assert await tools.complete([job_id]) == []
@@ -125,52 +126,53 @@ async def test_what_runs_there_is_left_alone_here(beside: Shared, side: str) -> 
     assert await tools.reschedule([job_id]) == []
     await tools.clean_up(*EVERYTHING)
 
-    assert await existing(beside.db, job_id) == before
+    assert await existing(mixed.db, job_id) == before
     await other.release(job_id)
 
     async def is_done() -> bool:
-        return await get(beside.db, job_id) is None
+        return await get(mixed.db, job_id) is None
 
-    await until(is_done, "it ends as usual")
+    await until(is_done, "the job ends as usual")
 
 
+@pytest.mark.sample(2)
 @both_ways
-async def test_force_unlock_workers_takes_the_ids_of_the_other_side(beside: Shared, side: str) -> None:
-    """For workers that are gone for good; and it leaves what others hold."""
-    tools, other = Tools(beside, side), beside.side(OTHER[side])
-    held = await other.add("hold", queue_name="theirs")
-    mine = await beside.side(side).add("see", queue_name="mine", run_at=SOON)
+async def test_force_unlock_workers_accepts_worker_ids_of_the_other_side(mixed: Shared, side: str) -> None:
+    """It leaves the locks of other workers."""
+    tools, other = Tools(mixed, side), mixed.side(OTHER[side])
+    held = await other.add("hold", queue_name="first")
+    unrelated = await mixed.side(side).add("see", queue_name="second", run_at=SOON)
     worker = await other.start("hold")
-    await other.until_begun(held)
-    await beside.db.execute(
-        """update graphile_worker._private_jobs set locked_by = 'somebody', locked_at = now()
+    await other.until_started(held)
+    await mixed.db.execute(
+        """update graphile_worker._private_jobs set locked_by = 'unrelated', locked_at = now()
         where id = $1""",
-        mine,
+        unrelated,
     )
 
     await tools.unlock(worker)
 
-    freed, kept = await existing(beside.db, held), await existing(beside.db, mine)
-    assert (freed["locked_by"], freed["locked_at"], freed["attempts"]) == (None, None, 1)
-    assert kept["locked_by"] == "somebody"
-    assert not await beside.db.fetchval(
+    unlocked, kept = await existing(mixed.db, held), await existing(mixed.db, unrelated)
+    assert (unlocked["locked_by"], unlocked["locked_at"], unlocked["attempts"]) == (None, None, 1)
+    assert kept["locked_by"] == "unrelated"
+    assert not await mixed.db.fetchval(
         "select exists (select from graphile_worker._private_job_queues where locked_at is not null)"
     )
 
 
-async def test_a_job_that_node_frees_under_us_is_lost_to_us_and_its_next_run_is_not_deleted(
+async def test_job_unlocked_by_node_is_lost_and_its_next_run_is_not_deleted(
     newest: Shared,
 ) -> None:
-    """Npm's worker would delete it by its id, whoever runs it by then."""
+    """A Node worker would delete the job by its id, even if another worker runs it by then."""
     job_id = await newest.python.add("hold", queue_name="q")
     worker = await newest.python.start("hold")
-    await newest.python.until_begun(job_id)
+    await newest.python.until_started(job_id)
     await newest.node.utils("forceUnlockWorkers", [worker])
     await newest.node.start("hold")
-    await newest.node.until_begun(job_id)
+    await newest.node.until_started(job_id)
 
     await newest.python.release(job_id)
-    lost = await newest.python.heard.until("job:lost")
+    lost = await newest.python.recorder.until("job:lost")
 
     assert lost.job.id == job_id
     job = await newest.utils.get_job(id=job_id)
@@ -184,16 +186,17 @@ async def test_a_job_that_node_frees_under_us_is_lost_to_us_and_its_next_run_is_
     await until(is_done, "the second run counts")
 
 
+@pytest.mark.sample(2)
 @both_ways
-async def test_a_cleanup_by_one_side_while_the_other_runs_costs_no_job(shared: Shared, side: str) -> None:
-    """Task names go, too, but for those of Node's tasks: its workers would never see them again."""
+async def test_cleanup_by_one_side_loses_no_job_of_the_other(shared: Shared, side: str) -> None:
+    """Unused task names are deleted too, except Node's: its workers would never see them again."""
     tools, other = Tools(shared, side), shared.side(OTHER[side])
     keep = ("see",) if OTHER[side] == "node" else ()
     await other.start("see", concurrency=2)
     for number in range(4):
         cleaning = asyncio.create_task(tools.clean_up(*EVERYTHING, keep=keep))
         if side == "node":
-            # Npm's cleanup can take a queue away from a job that is being added, whoever adds it.
+            # Node's cleanup can delete a queue to which another session is adding a job.
             await cleaning
         job_id = await other.add("see", number, queue_name=f"q{number % 2}")
         await cleaning
@@ -206,29 +209,30 @@ async def test_a_cleanup_by_one_side_while_the_other_runs_costs_no_job(shared: S
     assert await shared.db.fetchval("select count(*) from graphile_worker._private_job_queues") == 0
 
 
-@pytest.mark.parametrize("error", [None, "as told"], ids=["ends well", "fails"])
-async def test_a_job_that_runs_in_node_is_not_stopped_by_cancelling_it_but_will_not_run_again(
-    beside: Shared, error: str | None
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("error", [None, "as told"], ids=["succeeds", "fails"])
+async def test_cancelled_job_running_in_node_is_not_interrupted_and_not_retried(
+    mixed: Shared, error: str | None
 ) -> None:
-    job_id = await beside.python.add("hold", queue_name="q")
-    await beside.node.start("hold")
-    await beside.python.start("see")
-    await beside.node.until_begun(job_id)
-    assert await beside.utils.cancel_job(job_id, "not needed") == "requested"
-    await beside.node.release(job_id, error)
-    await beside.node.stop()  # or it might try again before ours has seen to it
+    job_id = await mixed.python.add("hold", queue_name="q")
+    await mixed.node.start("hold")
+    await mixed.python.start("see")
+    await mixed.node.until_started(job_id)
+    assert await mixed.utils.cancel_job(job_id, "not needed") == "requested"
+    await mixed.node.release(job_id, error)
+    await mixed.node.stop()  # it might retry before the Python worker settles the cancellation
 
     async def ended() -> bool:
-        job = await get(beside.db, job_id)
+        job = await get(mixed.db, job_id)
         return job is None or job["locked_at"] is None
 
-    await until(ended, "it ends in its own time")
+    await until(ended, "the job ends by itself")
     if error is None:
-        assert await get(beside.db, job_id) is None
+        assert await get(mixed.db, job_id) is None
         return
 
     async def is_over() -> bool:
-        return not (await existing(beside.db, job_id))["is_available"]
+        return not (await existing(mixed.db, job_id))["is_available"]
 
-    await until(is_over, "our worker sees to it that it is not tried again")
-    assert (await existing(beside.db, job_id))["last_error"] == "Cancelled: not needed"
+    await until(is_over, "the Python worker prevents a retry")
+    assert (await existing(mixed.db, job_id))["last_error"] == "Cancelled: not needed"

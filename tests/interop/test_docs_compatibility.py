@@ -1,4 +1,4 @@
-"""The page on compatibility: its steps can be followed, its tables are facts, its tests exist."""
+"""The page on compatibility: its steps work, its tables are proven by tests, and these tests exist."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-PAGE = (ROOT / "docs" / "compatibility.md").read_text()
-NODES_RESIZE = """module.exports = (payload, { query }) =>
+PAGE = (ROOT / "docs" / "about" / "compatibility.md").read_text()
+NODE_RESIZE = """module.exports = (payload, { query }) =>
   query("insert into sizes values ($1, $2)", [payload.image, -1]);"""
 sys.path.insert(0, str(ROOT / "tools"))
 
 
 def named(text: str) -> list[tuple[str, str, str]]:
-    """Files, classes and functions of the tests that are named in there."""
+    """Return file, class and function of each test that the text names."""
     return re.findall(r"`([\w/]+\.py)::(?:(\w+)::)?(\w+)`", text)
 
 
 def rows(heading: str) -> list[list[str]]:
-    """Of all tables of that section, without their heads."""
+    """Return the rows of all tables of that section, without their headings."""
     section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     heads = {n for n, line in enumerate(lines) if line.startswith("|---")}
@@ -41,7 +41,7 @@ def rows(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in kept]
 
 
-def test_every_test_that_it_names_exists() -> None:
+def test_every_test_named_on_the_compatibility_page_exists() -> None:
     assert len(named(PAGE)) > 30
     for file, group, test in named(PAGE):
         source = (ROOT / "tests" / file).read_text()
@@ -49,25 +49,25 @@ def test_every_test_that_it_names_exists() -> None:
         assert f"class {group}:" in source or not group
 
 
-@pytest.mark.parametrize("heading", ["What holds across languages", "What differs on purpose"])
-def test_every_row_of_its_tables_names_a_test(heading: str) -> None:
+@pytest.mark.parametrize("heading", ["Guarantees across languages", "Deliberate differences"])
+def test_every_row_of_the_compatibility_tables_names_a_test(heading: str) -> None:
     assert rows(heading)
     for row in rows(heading):
         assert named(row[-1]), row[0]
 
 
-def test_every_defect_of_upstream_that_we_know_of_is_in_it() -> None:
+def test_compatibility_page_has_every_known_defect_of_node() -> None:
     parity = (ROOT / "tests" / "PARITY.md").read_text()
     section = parity.partition("### Defects of Node's runtime")[2].partition("\n### ")[0]
-    theirs = [set(named(line)) for line in section.splitlines() if line.startswith("| D")]
-    assert len(theirs) == 16
-    in_page = [set(named(row[-1])) for row in rows("What differs on purpose")]
-    assert [tests for tests in theirs if not any(tests & row for row in in_page)] == []
+    defects = [set(named(line)) for line in section.splitlines() if line.startswith("| D")]
+    assert len(defects) == 16
+    in_page = [set(named(row[-1])) for row in rows("Deliberate differences")]
+    assert [tests for tests in defects if not any(tests & row for row in in_page)] == []
 
 
-def test_the_versions_are_those_that_are_tested() -> None:
+def test_compatibility_page_has_the_tested_versions() -> None:
     peers = importlib.import_module("fetch_peers")
-    tested = {cells[1] for cells in rows("Who may share a schema")}
+    tested = {cells[1] for cells in rows("Supported combinations")}
     assert {package.partition("@")[2] for package in peers.GRAPHILE_WORKERS} <= tested
 
 
@@ -85,7 +85,7 @@ async def db(empty: str) -> AsyncIterator[asyncpg.Connection]:
 
 
 class Team:
-    """Does what the page says, block by block."""
+    """Follows the page's steps, block by block."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
@@ -103,14 +103,15 @@ class Team:
         return [sys.executable, "-m", "graphile_worker", "-c", self._dsn, *arguments]
 
 
-async def test_a_team_that_follows_the_steps_moves_its_task(
+@pytest.mark.slow
+async def test_following_the_steps_moves_a_task_from_node_to_python(
     empty: str, db: asyncpg.Connection, tmp_path: Path
 ) -> None:
-    theirs, ours = tmp_path / "node", tmp_path / "python"
-    for folder in (theirs, ours):
+    node_folder, python_folder = tmp_path / "node", tmp_path / "python"
+    for folder in (node_folder, python_folder):
         (folder / "tasks").mkdir(parents=True)
     for task in ("resize", "other"):
-        (theirs / "tasks" / f"{task}.js").write_text(NODES_RESIZE)
+        (node_folder / "tasks" / f"{task}.js").write_text(NODE_RESIZE)
     await node.install("0.17.3", empty)
     team = Team(empty)
     await db.execute("create table sizes (image int, width int)")
@@ -118,20 +119,20 @@ async def test_a_team_that_follows_the_steps_moves_its_task(
     assert await db.fetchval(team.next("sql")) == 19
     async with program(*team.command(), with_errors=True) as installing:
         assert await installing.end() == 0, installing.text
-    (ours / "tasks" / "resize.py").write_text(team.next("python"))
+    (python_folder / "tasks" / "resize.py").write_text(team.next("python"))
     await add(db, "resize", payload={"image": 1})
-    finished = await node.run("0.17.3", empty, "--once", cwd=str(theirs))
+    finished = await node.run("0.17.3", empty, "--once", cwd=str(node_folder))
     assert finished.status == 0, finished.output
 
-    async with program(*team.command(), folder=ours, with_errors=True) as worker:
+    async with program(*team.command(), folder=python_folder, with_errors=True) as worker:
         await worker.until("Worker connected")
         await add(db, "resize", payload={"image": 2})
         await worker.until("Completed")
         failing = await add(db, "resize", payload={}, max_attempts=1)
-        what_failed = team.next("sql")
-        await until(lambda: db.fetch(what_failed), "it has failed")
-        assert [row["id"] for row in await db.fetch(what_failed)] == [failing["id"]]
-        (theirs / "tasks" / "resize.js").unlink()
+        failed_jobs = team.next("sql")
+        await until(lambda: db.fetch(failed_jobs), "the job has failed")
+        assert [row["id"] for row in await db.fetch(failed_jobs)] == [failing["id"]]
+        (node_folder / "tasks" / "resize.js").unlink()
         await add(db, "resize", payload={"image": 3, "width": 5})
         await worker.until("Completed", 2)
     assert [tuple(row) for row in await db.fetch("select * from sizes")] == [(1, -1), (2, 800), (3, 5)]

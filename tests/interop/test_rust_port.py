@@ -1,6 +1,6 @@
-"""The Rust port's worker registry and its sweep, beside our workers: called as it calls them.
+"""The Rust port's worker registry and sweep next to Python workers, called as the port calls them.
 
-What they may find and do among our rows is what these tests are about.
+The tests check what they find and change among the rows of Python workers.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import asyncpg
 import pytest
 
 from graphile_worker import WorkerUtils, run_migrations
-from support.here import Here
 from support.jobs import add, existing, get, lock
 from support.programs import program
-from support.rust import PATIENCE, RESILIENT, SWEEP_LOCK, THRESHOLD, RustWorker
+from support.python_peer import PythonPeer
+from support.rust import RESILIENT, RESILIENT_FACTOR, SWEEP_LOCK, THRESHOLD, RustWorker
 from support.waiting import until
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ VICTIM = Path(__file__).parent.parent / "support" / "victim.py"
 SHORT: dict[str, Any] = {"heartbeat_interval": 0.3, "lease": 4.0, "fast_lease": 1.2}
 
 
-@pytest.fixture(params=["ours", "the port's"])
+@pytest.fixture(params=["Python's schema", "the port's schema"])
 async def database(
     request: pytest.FixtureRequest, graphile_worker_databases: Databases
 ) -> AsyncIterator[str]:
-    """A database whose schema we installed; or one that the port did, by what can be told apart."""
+    """Yield a database with a schema installed by Python, or one that looks as if the port installed it."""
     async with graphile_worker_databases.fresh() as dsn:
-        if request.param != "ours":
+        if request.param == "the port's schema":
             db = await asyncpg.connect(dsn)
             await db.execute("update graphile_worker.migrations set breaking = false where id = 19")
             await db.execute("drop table graphile_worker._private_python_migrations")
@@ -52,13 +52,14 @@ async def age(db: asyncpg.Connection, worker: str, thresholds: float = 2) -> Non
     )
 
 
-async def test_its_sweep_never_takes_a_job_of_a_live_worker_of_ours(
-    db: asyncpg.Connection, here: Here
+@pytest.mark.sample(1)
+async def test_rust_sweep_never_unlocks_jobs_of_a_live_python_worker(
+    db: asyncpg.Connection, python_peer: PythonPeer
 ) -> None:
-    """However long the job runs, and also what was claimed ahead of the slots."""
-    jobs = [await here.add("hold", n, queue_name="q") for n in range(3)]
-    worker = await here.start("hold", prefetch=5, heartbeat_interval=0.3)
-    await here.until_begun(jobs[0])
+    """Neither a job that runs for long nor a prefetched job."""
+    jobs = [await python_peer.add("hold", n, queue_name="q") for n in range(3)]
+    worker = await python_peer.start("hold", prefetch=5, heartbeat_interval=0.3)
+    await python_peer.until_started(jobs[0])
 
     async def held_for_long() -> bool:
         return bool(
@@ -72,22 +73,24 @@ async def test_its_sweep_never_takes_a_job_of_a_live_worker_of_ours(
             )
         )
 
-    await until(held_for_long, "our locks are older than its threshold")
+    await until(held_for_long, "the Python worker's locks are older than the port's threshold")
     assert await RustWorker(db).sweep(dry_run=True) == ([], 0)
     assert await RustWorker(db).sweep() == ([], 0)
     for job_id in jobs:
-        await here.until_begun(job_id)
-        await here.release(job_id)
+        await python_peer.until_started(job_id)
+        await python_peer.release(job_id)
 
     async def all_done() -> bool:
         return not [job_id for job_id in jobs if await get(db, job_id)]
 
-    await until(all_done, "all of them are done")
-    assert "job:lost" not in here.heard.names
+    await until(all_done, "all jobs are done")
+    assert "job:lost" not in python_peer.recorder.names
 
 
-async def test_ours_never_takes_a_job_of_its(db: asyncpg.Connection, here: Here, utils: WorkerUtils) -> None:
-    """Neither of one that beats nor of one that is silent: that is for the port to decide."""
+async def test_python_sweep_never_unlocks_jobs_of_a_rust_worker(
+    db: asyncpg.Connection, python_peer: PythonPeer, utils: WorkerUtils
+) -> None:
+    """Neither of a live Rust worker nor of a silent one: the port decides about its own workers."""
     rust = RustWorker(db)
     await rust.beat()
     held = (await add(db, "hold", queue_name="q"))["id"]
@@ -95,22 +98,23 @@ async def test_ours_never_takes_a_job_of_its(db: asyncpg.Connection, here: Here,
     await age(db, rust.name)
     before = await existing(db, held)
 
-    await here.start("see", "hold", **SHORT)
-    shown = await here.add("see")
+    await python_peer.start("see", "hold", **SHORT)
+    shown = await python_peer.add("see")
 
     async def is_done() -> bool:
         return await get(db, shown) is None
 
-    await until(is_done, "our worker works")
+    await until(is_done, "the Python worker runs jobs")
     assert await utils.sweep() == []
     assert await existing(db, held) == before
     [found] = [worker for worker in await utils.workers() if worker.id == rust.name]
     assert (found.language, found.pid, found.jobs, found.queues) == ("rust", 4711, 1, 1)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("with_hooks", [False, True])
-async def test_it_may_free_what_a_killed_worker_of_ours_held_and_each_job_runs_once_more(
-    database: str, db: asyncpg.Connection, here: Here, *, with_hooks: bool
+async def test_rust_sweep_unlocks_jobs_of_a_killed_python_worker(
+    database: str, db: asyncpg.Connection, python_peer: PythonPeer, *, with_hooks: bool
 ) -> None:
     job_id = (await add(db, "sleep", payload=600, queue_name="q"))["id"]
     async with program(sys.executable, VICTIM, database, json.dumps(SHORT), with_errors=True) as victim:
@@ -125,54 +129,56 @@ async def test_it_may_free_what_a_killed_worker_of_ours_held_and_each_job_runs_o
     job = await existing(db, job_id)
     assert (job["attempts"], job["locked_by"]) == (0, None), "the port gives the attempt back"
     assert job["last_error"] == "Job recovered after worker interruption"
-    await here.start("see", **SHORT)
-    follower = await here.add("see", queue_name="q", priority=-1)
+    await python_peer.start("see", **SHORT)
+    follower = await python_peer.add("see", queue_name="q", priority=-1)
 
     async def is_done() -> bool:
         return await get(db, follower) is None
 
-    await until(is_done, "the queue is free")
-    assert here.heard.counts["worker:recovered"] == 0, "there is nothing left for ours to do"
+    await until(is_done, "the queue is unlocked")
+    assert python_peer.recorder.counts["worker:recovered"] == 0, (
+        "there is nothing left for the Python worker to recover"
+    )
 
 
-async def test_a_live_worker_of_ours_that_it_forgot_registers_anew_and_goes_on(
-    db: asyncpg.Connection, here: Here
+async def test_live_python_worker_deleted_by_the_port_registers_again(
+    db: asyncpg.Connection, python_peer: PythonPeer
 ) -> None:
-    worker = await here.start("see", **SHORT)
+    worker = await python_peer.start("see", **SHORT)
     await db.execute("select * from graphile_worker.delete_stale_workers($1::text[])", [worker])
 
     async def is_back() -> bool:
         rows = await db.fetch("select id from graphile_worker._private_workers")
         return len(rows) == 1
 
-    await until(is_back, "it is registered")
-    job_id = await here.add("see")
+    await until(is_back, "the worker is registered again")
+    job_id = await python_peer.add("see")
 
     async def is_done() -> bool:
         return await get(db, job_id) is None
 
-    await until(is_done, "it works")
+    await until(is_done, "the worker runs jobs")
 
 
-async def test_beats_lists_and_deregistration_work_on_both_sides(
-    db: asyncpg.Connection, here: Here, utils: WorkerUtils
+async def test_heartbeats_lists_and_deregistration_of_both_sides(
+    db: asyncpg.Connection, python_peer: PythonPeer, utils: WorkerUtils
 ) -> None:
-    ours = await here.start("see", **SHORT)
+    python = await python_peer.start("see", **SHORT)
     rust = RustWorker(db)
     await rust.beat()
     languages = {worker.id: worker.language for worker in await utils.workers()}
-    assert languages == {ours: "python", rust.name: "rust"}
+    assert languages == {python: "python", rust.name: "rust"}
     await rust.beat()
     await rust.deregister()
-    assert [worker.id for worker in await utils.workers()] == [ours]
-    await here.stop()
+    assert [worker.id for worker in await utils.workers()] == [python]
+    await python_peer.stop()
     assert await db.fetch("select id from graphile_worker._private_workers") == []
 
 
-async def test_its_sweep_takes_what_workers_without_heartbeats_have_held_for_long(
+async def test_rust_sweep_unlocks_old_locks_of_workers_without_heartbeats(
     db: asyncpg.Connection,
 ) -> None:
-    """Node's, and ours with recovery=False: why the docs ask for a threshold that is longer than any job."""
+    """Node workers, and Python workers with recovery=False: so the docs ask for a long threshold."""
     for number, holder in enumerate(("pool-0123456789abcdef01", "python-without-recovery")):
         await lock(db, (await add(db, queue_name=f"q{number}"))["id"], by=holder, age="6 seconds")
     await lock(db, (await add(db))["id"], by="pool-young", age="1 second")
@@ -180,34 +186,34 @@ async def test_its_sweep_takes_what_workers_without_heartbeats_have_held_for_lon
     assert (sorted(dead), taken) == (["pool-0123456789abcdef01", "python-without-recovery"], 2)
 
 
-async def test_a_job_with_its_flag_of_patience_is_left_alone_for_three_times_as_long(
+async def test_job_with_the_resilient_flag_is_kept_three_times_as_long(
     db: asyncpg.Connection,
 ) -> None:
-    """The flag is a job's, whoever added it, and so it holds for a worker of ours, too."""
-    rust, ours = RustWorker(db), RustWorker(db, "python-of-ours")
-    await ours.beat()
+    """The flag belongs to the job, so it also protects a Python worker."""
+    rust, python = RustWorker(db), RustWorker(db, "python-worker")
+    await python.beat()
     job_id = (await add(db, "hold", flags=[RESILIENT]))["id"]
-    await lock(db, job_id, by=ours.name)
-    await age(db, ours.name, PATIENCE - 1)
-    assert await rust.holds_resilient(ours.name)
-    assert [job["task_identifier"] for job in await rust.locked_jobs([ours.name])] == ["hold"]
+    await lock(db, job_id, by=python.name)
+    await age(db, python.name, RESILIENT_FACTOR - 1)
+    assert await rust.holds_resilient(python.name)
+    assert [job["task_identifier"] for job in await rust.locked_jobs([python.name])] == ["hold"]
     assert await rust.sweep() == ([], 0)
-    await age(db, ours.name, PATIENCE + 1)
-    assert await rust.sweep() == ([ours.name], 1)
-    assert await rust.last_heartbeat(ours.name) is None
+    await age(db, python.name, RESILIENT_FACTOR + 1)
+    assert await rust.sweep() == ([python.name], 1)
+    assert await rust.last_heartbeat(python.name) is None
 
 
-async def test_both_sweeps_at_once_do_not_wait_for_each_other(
+async def test_concurrent_sweeps_do_not_wait_for_each_other(
     db: asyncpg.Connection, utils: WorkerUtils
 ) -> None:
-    """They have locks of their own, and both lock jobs before queues."""
+    """They use different advisory locks, and both lock jobs before queues."""
     rust = RustWorker(db)
     await db.execute("begin")
     await db.fetchval("select pg_try_advisory_xact_lock($1, $2)", *SWEEP_LOCK)
     await db.execute(
         "select * from graphile_worker.recover_dead_worker_jobs"
         "($1::text[], $2::bigint * interval '1 millisecond')",
-        ["nobody"],
+        ["unknown"],
         0,
     )
     assert await utils.sweep() == []

@@ -1,1 +1,1 @@
-"""What the tests share."""
+"""Helpers that several tests share."""

@@ -1,10 +1,10 @@
-"""A clock that a test moves."""
+"""A clock under the control of a test."""
 
 from __future__ import annotations
 
 
 class FakeClock:
-    """Seconds that pass only when told."""
+    """A monotonic clock that only `advance` moves."""
 
     def __init__(self) -> None:
         self.now = 1000.0

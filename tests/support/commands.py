@@ -1,8 +1,9 @@
-"""The command, run as people run it: from a script, or on a terminal."""
+"""Run the command as users do: from a script, or on a terminal."""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import fcntl
 import json
 import os
@@ -15,15 +16,25 @@ import subprocess
 import sys
 import termios
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
+
+from support.prefork import Prefork
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COMMAND = str(Path(sys.executable).with_name("graphile-worker"))
 DEADLINE = 30.0
+
+
+@cache
+def _prefork() -> Prefork:
+    prefork = Prefork({"PATH": os.environ["PATH"], "TZ": "UTC"})
+    atexit.register(prefork.close)
+    return prefork
 
 
 class Cli:
@@ -34,7 +45,12 @@ class Cli:
         self.folder = folder
 
     async def __call__(self, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
-        """From a script, to its end."""
+        """Run the command to its end, as from a script."""
+        if Prefork.accepts(arguments, self.environment):
+            return await asyncio.to_thread(
+                _prefork().run,
+                arguments, given=given, folder=self.folder, environment=self.environment, timeout=DEADLINE,
+            )  # fmt: skip
         return await asyncio.to_thread(
             subprocess.run,
             [COMMAND, *arguments],
@@ -43,18 +59,18 @@ class Cli:
         )  # fmt: skip
 
     async def out(self, *arguments: str, given: str = "") -> str:
-        """What it prints, if all is well."""
+        """Return the output of a command that must succeed."""
         done = await self(*arguments, given=given)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     async def json(self, *arguments: str, given: str = "") -> Any:
-        """The same, read as JSON."""
+        """Return the JSON output of a command that must succeed."""
         return json.loads(await self.out(*arguments, "--json", given=given))
 
     @contextmanager
     def terminal(self, *arguments: str, columns: int = 200, lines: int = 40) -> Iterator[Terminal]:
-        """On a terminal of that size."""
+        """Run the command on a terminal of that size."""
         controller, terminal = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         process = subprocess.Popen(
@@ -72,7 +88,7 @@ class Cli:
 
 
 class Terminal:
-    """A program on a terminal, and what it showed."""
+    """A program on a terminal, and its output."""
 
     def __init__(self, process: subprocess.Popen[bytes], controller: int) -> None:
         self.process = process
@@ -81,39 +97,39 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """Without colours and other commands to the terminal."""
+        """The output without colours and other control sequences."""
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.raw).replace("\r\n", "\n")
 
     def _read(self) -> bool:
-        assert select.select([self._controller], [], [], DEADLINE)[0], f"nothing more came: {self.text}"
+        assert select.select([self._controller], [], [], DEADLINE)[0], f"no more output: {self.text}"
         try:
             read = os.read(self._controller, 65536)
-        except OSError:  # so a terminal says that nobody is there any more
+        except OSError:  # a terminal reports the end of its program this way
             return False
         self.raw += read.decode(errors="replace")
         return bool(read)
 
     async def until(self, text: str) -> None:
-        """Until it shows that; a program that goes on showing other things is not waited for any longer."""
+        """Wait until the program shows the text; fail after a deadline, even if it shows other text."""
         deadline = monotonic() + DEADLINE
 
         def read() -> None:
             while text not in self.text:
                 assert self._read(), f"ended without {text!r}: {self.text}"
-                assert monotonic() < deadline, f"{text!r} did not come: {self.text[-5000:]}"
+                assert monotonic() < deadline, f"{text!r} did not appear: {self.text[-5000:]}"
 
         await asyncio.to_thread(read)
 
     def type(self, keys: str) -> None:
-        """As somebody at the keyboard does."""
+        """Send keys, as a user at the keyboard does."""
         os.write(self._controller, keys.encode())
 
     def interrupt(self) -> None:
-        """What Ctrl-C does."""
+        """Send the signal of Ctrl-C."""
         self.process.send_signal(signal.SIGINT)
 
     async def end(self) -> int:
-        """Its exit status, after all that it shows."""
+        """Read the rest of the output, and return the exit status."""
 
         def read() -> int:
             while self._read():

@@ -1,4 +1,4 @@
-"""Tasks that run in processes, which have to find them in a module."""
+"""Tasks that run in processes. The processes import them from this module."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ import pydantic
 from graphile_worker import App, Cancel, Fail, JobContext, Retry, Snooze, task
 from graphile_worker.retry import ByException
 
-app = App("postgresql://nobody@localhost:1/nowhere")  # where nothing is: the worker has another database
+app = App("postgresql://unused@localhost:1/unused")  # not reachable: the worker has another database
 
 
 class OddError(Exception):
-    """One that can be pickled, and not made anew."""
+    """An exception that can be pickled but not unpickled."""
 
     def __init__(self, code: int, why: str) -> None:
         super().__init__(f"{why} ({code})")
@@ -44,22 +44,22 @@ class Crop:
 
 
 @task(executor="process")
-def tell(path: str, ctx: JobContext) -> None:
-    """Who runs it."""
-    say_pid(path, os.getppid(), ctx.worker_id)
+def report_process(path: str, ctx: JobContext) -> None:
+    """Write the process, its parent and the worker to a file."""
+    write_pid(path, os.getppid(), ctx.worker_id)
 
 
 @task(executor="process")
 def wait(path: str, gate: str) -> None:
-    """Tell the process, then wait until somebody writes to the gate."""
-    say_pid(path)
+    """Write the process id, then wait until the test writes to the gate."""
+    write_pid(path)
     Path(gate).read_text()
 
 
 @task(executor="process", timeout=600)
-def overstay(path: str, ctx: JobContext) -> None:
+def exceed_timeout(path: str, ctx: JobContext) -> None:
     child = subprocess.Popen(["sleep", "600"])
-    say_pid(path, child.pid)
+    write_pid(path, child.pid)
     ctx.extend_deadline(0.2)
     child.wait()
 
@@ -70,8 +70,8 @@ def quick() -> None: ...
 
 @task(executor="process")
 def hold_gil(path: str) -> None:
-    """No thread of this process runs any more."""
-    say_pid(path)
+    """Hold the GIL, so that no other thread of this process runs."""
+    write_pid(path)
     ctypes.PyDLL(None).usleep(600_000_000)
 
 
@@ -88,11 +88,11 @@ def crash(how: str) -> None:
 
 @task(executor="process")
 def leave_fork_behind(path: str) -> None:
-    """Something else keeps what the process has open."""
+    """Leave a child that keeps the process's file descriptors open."""
     child = os.fork()
     if not child:
         threading.Event().wait()
-    say_pid(path, child)
+    write_pid(path, child)
     os._exit(4)
 
 
@@ -111,7 +111,7 @@ def fail(how: str) -> None:
         case "known":
             raise KnownError("as it is")
         case "odd":
-            raise OddError(3, "not made anew")
+            raise OddError(3, "cannot be unpickled")
         case "exit":
             sys.exit("enough")
         case "cause":
@@ -123,7 +123,7 @@ def fail(how: str) -> None:
 
             class LocalError(Exception): ...
 
-            raise LocalError("nobody else knows")
+            raise LocalError("only this process has it")
 
 
 @task(executor="process")
@@ -173,17 +173,17 @@ class Resize(msgspec.Struct):
 
 
 @task(executor="process")
-async def on_a_loop(path: str, ctx: JobContext) -> str:
+async def add_on_event_loop(path: str, ctx: JobContext) -> str:
     await asyncio.sleep(0)
     job = await ctx.add_job("other", {"path": path})
-    say_pid(path, job.id)
+    write_pid(path, job.id)
     return "ok"
 
 
 @task(executor="process")
 def log(ctx: JobContext) -> None:
     ctx.logger.info("to be read by %s", "people", extra={"order": 7, "odd": threading.Lock()})
-    ctx.logger.debug("to be read by nobody")
+    ctx.logger.debug("below the level")
     try:
         fail.function("known")
     except KnownError:
@@ -191,14 +191,14 @@ def log(ctx: JobContext) -> None:
 
 
 @task(executor="process")
-def look_at_state(path: str, ctx: JobContext[Any]) -> None:
+def write_state(path: str, ctx: JobContext[Any]) -> None:
     Path(path).write_text(repr(ctx.state))
 
 
 @task(executor="process", timeout=60)
-def look_at_deadline(path: str, ctx: JobContext) -> None:
+def write_deadline(path: str, ctx: JobContext) -> None:
     assert ctx.deadline is not None
-    Path(path).write_text(f"{(ctx.deadline - ctx.now()).total_seconds()} {bool(ctx.stopping)}")
+    Path(path).write_text(f"{(ctx.deadline - ctx.now()).total_seconds()} {bool(ctx.stop_requested)}")
 
 
 @task(executor="process", timeout=5)
@@ -208,54 +208,60 @@ def extend(path: str, gate: str, ctx: JobContext) -> None:
 
 
 @task(executor="process")
-def stop_when_told(path: str, ctx: JobContext) -> None:
-    say_pid(path)
-    assert ctx.stopping.wait(20)
+def stop_on_signal(path: str, ctx: JobContext) -> None:
+    write_pid(path)
+    assert ctx.stop_requested.wait(20)
 
 
 @task(executor="process", timeout=60)
-async def stop_when_told_on_a_loop(path: str, ctx: JobContext) -> None:
-    say_pid(path)
-    await ctx.stopping
+async def stop_on_signal_async(path: str, ctx: JobContext) -> None:
+    write_pid(path)
+    await ctx.stop_requested
 
 
 @task(executor="process")
 def add(path: str, ctx: JobContext) -> None:
-    first = ctx.blocking(ctx.add_job("typed_job", {"n": 1}, priority=3))
-    many = ctx.blocking(ctx.add_jobs([loose.spec(crop=Crop(1, Size(width=2)))]))
+    first = ctx.run_sync(ctx.add_job("typed_job", {"n": 1}, priority=3))
+    many = ctx.run_sync(ctx.add_jobs([loose.spec(crop=Crop(1, Size(width=2)))]))
     third = loose.enqueue_sync(crop=Crop(3, Size(width=4)))
     Path(path).write_text(f"{first.id} {many[0].id} {third.id} {first.priority}")
 
 
 @task(executor="process")
-def add_things(path: str, ctx: JobContext) -> None:
-    ctx.blocking(ctx.add_job(Resize(path, 1), priority=3))
-    ctx.blocking(ctx.add_job(loose, {"crop": {"left": 1, "size": {"width": 2}}}))
-    ctx.blocking(ctx.add_jobs([Resize(path, 2)]))
+def add_instances_and_tasks(path: str, ctx: JobContext) -> None:
+    ctx.run_sync(ctx.add_job(Resize(path, 1), priority=3))
+    ctx.run_sync(ctx.add_job(loose, {"crop": {"left": 1, "size": {"width": 2}}}))
+    ctx.run_sync(ctx.add_jobs([Resize(path, 2)]))
 
 
 @task(executor="process")
-def add_badly(what: str, ctx: JobContext) -> None:
+def add_invalid(what: str, ctx: JobContext) -> None:
     match what:
         case "payload":
-            ctx.blocking(ctx.add_job("typed_job", {"n": "x"}))
+            ctx.run_sync(ctx.add_job("typed_job", {"n": "x"}))
         case "class":
-            ctx.blocking(ctx.add_job(Resize))  # type: ignore[arg-type]
+            ctx.run_sync(ctx.add_job(Resize))  # type: ignore[arg-type]
         case "utils":
-            ctx.blocking(ctx.utils.stats())
+            ctx.run_sync(ctx.utils.stats())
         case "connection":
-            ctx.blocking(ctx.query("select 1"))
+            ctx.run_sync(ctx.query("select 1"))
+        case "transaction":
+            ctx.transaction()
+        case "complete":
+            ctx.run_sync(ctx.complete(connection=None))  # type: ignore[arg-type]
+        case "complete_sync":
+            ctx.complete_sync(connection=None)  # type: ignore[arg-type]
 
 
 @app.task(executor="process")
-def of_app(path: str) -> None:
-    job = next_of_app.enqueue_sync(n=1)
+def task_of_app(path: str) -> None:
+    job = next_task_of_app.enqueue_sync(n=1)
     other = app.add_job_sync("elsewhere")
-    say_pid(path, job.id, other.id)
+    write_pid(path, job.id, other.id)
 
 
 @app.task
-def next_of_app(n: int) -> None: ...
+def next_task_of_app(n: int) -> None: ...
 
 
 @task
@@ -266,8 +272,8 @@ def loose(crop: Crop) -> None: ...
 def typed_job(n: int) -> None: ...
 
 
-def say_pid(path: str, *more: object) -> None:
-    """In one piece, for somebody waits for it."""
+def write_pid(path: str, *more: object) -> None:
+    """Write the process id in one step, because the test waits for the file."""
     whole = Path(f"{path}.part")
     whole.write_text(" ".join(map(str, (os.getpid(), *more))))
     whole.rename(path)
@@ -275,13 +281,13 @@ def say_pid(path: str, *more: object) -> None:
 
 @task(executor="process")
 def until_stopped(path: str, ctx: JobContext) -> None:
-    """Whether it was told to stop before it had enough."""
-    Path(path).write_text(str(ctx.stopping.wait(20)))
+    """Write whether the stop signal arrived within 20 seconds."""
+    Path(path).write_text(str(ctx.stop_requested.wait(20)))
 
 
 @task(executor="process")
 def count_lines(path: str, ctx: JobContext) -> None:
-    """Write a line again and again: its attempt, until it is killed."""
+    """Append the attempt to a file repeatedly, until the process is killed."""
     while True:
         with Path(path).open("a") as file:
             file.write(f"{ctx.job.attempts}\n")
@@ -313,7 +319,25 @@ async def cancel_itself() -> None:
 
 @task(executor="process")
 def append_attempt(path: str, gate: str, ctx: JobContext) -> None:
-    """Add a line with the process and the attempt, then wait until the gate opens."""
+    """Append the process id and the attempt to a file, then wait until the gate opens."""
     with Path(path).open("a") as file:
         file.write(f"{os.getpid()} {ctx.job.attempts}\n")
     Path(gate).read_text()
+
+
+@task(executor="process")
+def double(n: int) -> int:
+    return 2 * n
+
+
+@task(executor="process", max_attempts=1)
+def call_another(n: int) -> int:
+    return double.call_sync(n)
+
+
+@task(executor="process")
+def sum_up(n: int) -> int:
+    """Return the sum of the numbers up to `n`."""
+    if n < 0:
+        raise ValueError(f"{n} is negative")
+    return sum(range(n + 1))

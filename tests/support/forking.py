@@ -1,4 +1,4 @@
-"""Tasks in processes that fork, in the ways in which programs and libraries do."""
+"""Process tasks that fork in the ways that programs and libraries do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @task(executor="process", max_attempts=1)
 def fork(how: str, path: str, gate: str, ctx: JobContext) -> int:
-    """Fork a child that does that; the task itself returns the id of its job."""
+    """Fork a child that acts as `how` says. The task itself returns the id of its job."""
     child = ctypes.CDLL(None).fork() if how == "fork in C" else os.fork()
     if child == 0:
         act(how, path, gate, ctx)
@@ -38,7 +38,7 @@ def act(how: str, path: str, gate: str, ctx: JobContext) -> None:
         case "exit":
             sys.exit(7)
         case "print":
-            print("printed by the child")  # noqa: T201 - it is what is tested
+            print("printed by the child")  # noqa: T201 - the test reads it
             os.write(1, b"written by the child\n")
         case "fork again":
             middle = os.fork()
@@ -49,7 +49,7 @@ def act(how: str, path: str, gate: str, ctx: JobContext) -> None:
         case "start a thread":
             threading.Thread(target=write, args=(f"{path}.thread", "joined")).start()
         case "use the context":
-            uses = (lambda: ctx.blocking(ctx.add_job("fork")), lambda: ctx.extend_deadline(60))
+            uses = (lambda: ctx.run_sync(ctx.add_job("fork")), lambda: ctx.extend_deadline(60))
             for number, use in enumerate(uses):
                 write(f"{path}.{number}", error_of(use))
 
@@ -57,14 +57,14 @@ def act(how: str, path: str, gate: str, ctx: JobContext) -> None:
 def error_of(use: Callable[[], object]) -> str:
     try:
         use()
-    except Exception as error:  # noqa: BLE001 - what it is, is tested
+    except Exception as error:  # noqa: BLE001 - the test checks the type
         return f"{type(error).__name__}: {error}"
     return "none"
 
 
 @task(executor="process", max_attempts=1)
 async def fork_on_loop(path: str, ctx: JobContext) -> int:
-    """The same on an event loop, which the child must not take apart."""
+    """Fork on an event loop, which the child must not close."""
     child = os.fork()
     if child:
         _, status = os.waitpid(child, 0)
@@ -74,7 +74,7 @@ async def fork_on_loop(path: str, ctx: JobContext) -> int:
 
 @task(executor="process", max_attempts=1)
 def fork_pool(path: str, ctx: JobContext) -> int:
-    """What multiprocessing starts by forking works as anywhere."""
+    """Use a multiprocessing pool that forks."""
     with multiprocessing.get_context("fork").Pool(2) as pool:
         write(path, *pool.map(abs, [-1, -2]))
     return ctx.job.id
@@ -82,14 +82,14 @@ def fork_pool(path: str, ctx: JobContext) -> int:
 
 @task(executor="process", max_attempts=1)
 def list_open_sockets(path: str, ctx: JobContext) -> int:
-    """What a program that is started without closing anything has of the worker's."""
+    """List the file descriptors of a program that was started without closing any."""
     os.system(f"ls -l /proc/self/fd > {path}.part; mv {path}.part {path}")
     return ctx.job.id
 
 
 @task(executor="process", max_attempts=1)
 def run_for(seconds: float, ledger: str, ctx: JobContext, error: str | None = None) -> int:
-    """Take that long, write the id of the job to the ledger, then return it, or fail."""
+    """Run for some seconds, write the job's id to the ledger, then return it or raise."""
     threading.Event().wait(seconds)
     with Path(ledger).open("a") as file:
         file.write(f"{ctx.job.id}\n")
@@ -105,7 +105,7 @@ def wait_at(gate: str, path: str) -> None:
 
 
 def write(path: str, *words: Any) -> None:
-    """In one piece, because a test waits for the file."""
+    """Write a file in one step, because a test waits for it."""
     whole = Path(f"{path}.part{os.getpid()}")
     whole.write_text(" ".join(map(str, words)))
     whole.rename(path)

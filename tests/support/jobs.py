@@ -1,4 +1,4 @@
-"""Jobs put into the states that a worker would bring them to."""
+"""Add jobs with SQL and put them in the states in which a worker leaves them."""
 
 from __future__ import annotations
 
@@ -9,39 +9,42 @@ import asyncpg
 import pytest
 
 AUTOCOMMITS = pytest.mark.filterwarnings("ignore::graphile_worker.errors.AutocommitWarning")
-"""For tests that add jobs on a connection outside of a transaction on purpose."""
+"""Marks tests that deliberately add jobs outside a transaction."""
 STATES = ("new", "retrying", "failed", "locked", "stale")
-"""Unlocked and never tried; waiting for a retry; out of attempts; running; locked for over 4 hours."""
+"""Unlocked and never attempted; waiting for a retry; out of attempts; running; locked for over 4 hours."""
 
 
-async def one(db: asyncpg.Connection, query: str, *arguments: object) -> asyncpg.Record:
-    """The one row that the query returns."""
+async def fetch_one(db: asyncpg.Connection, query: str, *arguments: object) -> asyncpg.Record:
+    """Return the only row of the result."""
     [row] = await db.fetch(query, *arguments)
     return row
 
 
 async def add(db: asyncpg.Connection, identifier: str = "task", **arguments: Any) -> asyncpg.Record:
-    """Call add_job with named arguments."""
+    """Call the SQL function add_job with named arguments."""
     if "payload" in arguments:
         arguments["payload"] = json.dumps(arguments["payload"])
     named = "".join(f", {name} => ${index}" for index, name in enumerate(arguments, 2))
     call = f"select * from graphile_worker.add_job($1{named})"
-    return await one(db, call, identifier, *arguments.values())
+    return await fetch_one(db, call, identifier, *arguments.values())
 
 
 async def get(db: asyncpg.Connection, job_id: int) -> asyncpg.Record | None:
+    """Return the job's row, or None if there is none."""
     return await db.fetchrow("select * from graphile_worker._private_jobs where id = $1", job_id)
 
 
 async def existing(db: asyncpg.Connection, job_id: int) -> asyncpg.Record:
+    """Return the job's row, which must exist."""
     row = await get(db, job_id)
     assert row is not None
     return row
 
 
 async def count(db: asyncpg.Connection) -> int:
-    counted: int = await db.fetchval("select count(*) from graphile_worker._private_jobs")
-    return counted
+    """Return the number of jobs."""
+    total: int = await db.fetchval("select count(*) from graphile_worker._private_jobs")
+    return total
 
 
 async def lock(db: asyncpg.Connection, job_id: int, *, by: str = "w", age: str = "1 minute") -> None:
@@ -60,8 +63,8 @@ async def lock(db: asyncpg.Connection, job_id: int, *, by: str = "w", age: str =
     )
 
 
-async def bring_to(db: asyncpg.Connection, state: str, job_id: int) -> None:
-    """Bring a new job to one of the STATES."""
+async def put_in_state(db: asyncpg.Connection, state: str, job_id: int) -> None:
+    """Put a new job in one of the STATES."""
     if state == "retrying":
         await db.execute(
             """update graphile_worker._private_jobs set attempts = 3, last_error = 'oops',

@@ -1,4 +1,4 @@
-"""Node's Graphile Worker, run as it comes from npm."""
+"""Run Graphile Worker for Node, as published on npm."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from support.postgres import PEERS
 
 
 class Finished(NamedTuple):
-    """How a command ended."""
+    """The result of a command."""
 
     status: int
     output: str
 
 
 def missing(what: str) -> NoReturn:
-    """Skip the test; or fail it, where somebody has seen to it that nothing is missing."""
+    """Skip the test, or fail it if PEERS_REQUIRED is set."""
     if os.environ.get("PEERS_REQUIRED"):
         pytest.fail(f"{what}, and PEERS_REQUIRED is set")
     pytest.skip(what)
 
 
 def command(version: str) -> str:
-    """The path of the command of that version; skips the test where it is missing."""
+    """Return the path of that version's command, or skip the test if it is missing."""
     if shutil.which("node") is None:
-        missing("there is no Node here")
+        missing("Node is not installed")
     path = PEERS / f"graphile-worker-{version}" / "node_modules" / ".bin" / "graphile-worker"
     if not path.exists():
-        missing(f"npm did not bring graphile-worker@{version}")
+        missing(f"npm's graphile-worker@{version} is not installed; run: make peers")
     return str(path)
 
 
 def release() -> str | None:
-    """Node's own version, if there is one."""
+    """Return Node's own version, or None if it is not installed."""
     if shutil.which("node") is None:
         return None
     return subprocess.run(["node", "--version"], check=True, capture_output=True, text=True).stdout.strip()
 
 
 def environment(dsn: str) -> dict[str, str]:
-    """What Node's command runs with, and nothing else."""
+    """Return the environment variables of Node's command."""
     return {"PATH": os.environ["PATH"], **connection_variables(dsn)}
 
 
 async def run(version: str, dsn: str, *arguments: str, cwd: str = "/") -> Finished:
-    """Run the command to its end."""
+    """Run the command to its end, and return its status and output."""
     process = await asyncio.create_subprocess_exec(
         command(version),
         *arguments,
@@ -67,13 +67,13 @@ async def run(version: str, dsn: str, *arguments: str, cwd: str = "/") -> Finish
     return Finished(process.returncode, output.decode())
 
 
-def script(version: str, text: str, given: Any) -> Any:
-    """What a script of ours prints, as JSON, that can require npm's package; `given` is its input."""
+def script(version: str, text: str, argument: Any) -> Any:
+    """Run a script that can require the npm package; its input and its output are JSON."""
     command(version)
     done = subprocess.run(
         ["node", "-e", text],
         cwd=PEERS / f"graphile-worker-{version}",
-        input=json.dumps(given),
+        input=json.dumps(argument),
         check=True,
         capture_output=True,
         text=True,
@@ -82,6 +82,6 @@ def script(version: str, text: str, given: Any) -> Any:
 
 
 async def install(version: str, dsn: str, *, schema: str = "graphile_worker") -> None:
-    """Let Node install the schema."""
+    """Install the schema with Node's command."""
     finished = await run(version, dsn, "--schema-only", "--schema", schema)
     assert finished.status == 0, finished.output

@@ -1,4 +1,4 @@
-"""JSON that PostgreSQL accepts and Python cannot read, or hardly."""
+"""JSON that PostgreSQL accepts and Python cannot decode, or only with care."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def nested(depth: int, inside: str = "") -> str:
 
 
 UNDECODABLE = {
-    "nested too deeply, beside a number beyond all floats": f"[1e999,{nested(1500)}]",
-    "nested too deeply, beside half of a surrogate pair": f'["\\ud800",{nested(1500)}]',
+    "nested too deeply, with a number that is too large for a float": f"[1e999,{nested(1500)}]",
+    "nested too deeply, with half of a surrogate pair": f'["\\ud800",{nested(1500)}]',
     "nested too deeply": nested(3000, "1"),
     "an integer of 5,000 digits": f'{{"n": {DIGITS}}}',
 }
@@ -48,7 +48,7 @@ def _inside(children: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 
 
 RAW_JSON = st.recursive(_LEAF, _inside, max_leaves=5)
-"""Text that PostgreSQL's json accepts."""
+"""Text that PostgreSQL's type json accepts."""
 
 
 async def add_raw(db: asyncpg.Connection, *payloads: str) -> None:
@@ -57,5 +57,5 @@ async def add_raw(db: asyncpg.Connection, *payloads: str) -> None:
 
 
 def in_one_line(rows: list[asyncpg.Record]) -> list[tuple[int, str]]:
-    """Payloads by id, with line breaks as an export has them."""
+    """Return ids and payloads, with line breaks replaced by spaces as in an export."""
     return [(row["id"], row["payload"].replace("\n", " ").replace("\r", " ").strip()) for row in rows]

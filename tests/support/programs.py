@@ -1,4 +1,4 @@
-"""Programs in processes of their own."""
+"""Subprocesses started by tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEADLINE = 30.0
 
 
 class Program:
-    """A program that runs, and what it printed."""
+    """A running program and the lines that it has printed."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -30,7 +30,7 @@ class Program:
         return "\n".join(self.lines)
 
     async def until(self, text: str, count: int = 1) -> None:
-        """Until so many lines contain that."""
+        """Read lines until `count` of them contain the text."""
         assert self.process.stdout is not None
         try:
             async with asyncio.timeout(DEADLINE):
@@ -42,19 +42,23 @@ class Program:
             pytest.fail(f"no {text!r} in time: {self.text}")
 
     async def end(self) -> int:
-        """Its exit status; negative if it died of a signal."""
-        assert self.process.stdout is not None
+        """Wait for the end and return the exit status, negative if a signal ended the program."""
         async with asyncio.timeout(DEADLINE):
-            rest = await self.process.stdout.read()
-            self.lines += rest.decode().split("\n")
-            return await self.process.wait()
+            return await self.end_at_any_time()
+
+    async def end_at_any_time(self) -> int:
+        """Do what `end` does, however long it takes."""
+        assert self.process.stdout is not None
+        rest = await self.process.stdout.read()
+        self.lines += rest.decode().split("\n")
+        return await self.process.wait()
 
     def send(self, number: int) -> None:
         self.process.send_signal(number)
 
 
-def lives(pid: int) -> bool:
-    """Whether that process runs. It may end while we ask."""
+def is_alive(pid: int) -> bool:
+    """Return whether that process runs. It may end during the call."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -68,7 +72,7 @@ async def program(
     environment: Mapping[str, str] | None = None,
     with_errors: bool = False,
 ) -> AsyncIterator[Program]:
-    """Run it; what is left of it at the end is killed."""
+    """Run a program, and kill its process group at the end."""
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.DEVNULL,

@@ -1,7 +1,7 @@
-"""What a worker of the Rust port says and asks of the database, with parameters as its driver sends them.
+"""The statements of a Rust worker, with parameters as its driver sends them.
 
-The port is not run here. The statements are ours: each asks for what the port's asks for, with the same
-casts, and has the same effect.
+The port itself does not run here. The statements were written for this project: each has the same casts and
+the same effect as the port's.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 THRESHOLD = timedelta(seconds=5)
-"""After which it takes a worker for dead: five minutes by its defaults."""
+"""Silence after which the port declares a worker dead: five minutes by default."""
 RESILIENT = "infrastructure_resilient"
-"""Jobs with that flag let their worker be silent for three times as long."""
-PATIENCE = 3
+"""A worker with such a job may be silent for three times as long."""
+RESILIENT_FACTOR = 3
 SWEEP_LOCK = (0x47575253, 0x53574550)
 
-_FREE_QUEUES = """
+_UNLOCK_QUEUES = """
   update graphile_worker._private_job_queues as queue
   set locked_at = null, locked_by = null
   from changed where queue.id = changed.job_queue_id and queue.locked_by = $1::text"""
@@ -52,7 +52,7 @@ returning job.*"""
 _COMPLETE = f"""
 with changed as (
   delete from graphile_worker._private_jobs where id = $2::bigint returning job_queue_id
-) {_FREE_QUEUES}"""
+) {_UNLOCK_QUEUES}"""
 _FAIL = f"""
 with changed as (
   update graphile_worker._private_jobs
@@ -60,14 +60,14 @@ with changed as (
     run_at = greatest(now(), run_at) + exp(least(attempts, 10)) * interval '1 second'
   where id = $2::bigint and locked_by = $1::text
   returning job_queue_id
-) {_FREE_QUEUES}"""
+) {_UNLOCK_QUEUES}"""
 _RETURN = f"""
 with changed as (
   update graphile_worker._private_jobs
   set attempts = greatest(0, attempts - 1), locked_by = null, locked_at = null
   where id = any ($2::bigint[]) and locked_by = $1::text
   returning job_queue_id
-) {_FREE_QUEUES}"""
+) {_UNLOCK_QUEUES}"""
 _RECOVER_ONE = f"""
 with changed as (
   update graphile_worker._private_jobs
@@ -75,7 +75,7 @@ with changed as (
     run_at = greatest(run_at, now() + $4::bigint * interval '1 millisecond')
   where id = $2::bigint and locked_by = $1::text
   returning job_queue_id
-) {_FREE_QUEUES}"""
+) {_UNLOCK_QUEUES}"""
 
 
 def milliseconds(duration: timedelta) -> int:
@@ -83,7 +83,7 @@ def milliseconds(duration: timedelta) -> int:
 
 
 class RustWorker:
-    """A worker of the port, on one connection."""
+    """A Rust worker, on one connection."""
 
     def __init__(self, db: asyncpg.Connection, name: str = "graphile_worker_rust") -> None:
         self._db = db
@@ -104,7 +104,7 @@ class RustWorker:
         return found
 
     async def holds_resilient(self, worker: str) -> bool:
-        """Whether that worker has a job whose flag asks for patience."""
+        """Return whether that worker has a job with the resilient flag."""
         return bool(
             await self._db.fetchval(
                 "select exists (select from graphile_worker._private_jobs "
@@ -115,7 +115,7 @@ class RustWorker:
         )
 
     async def locked_jobs(self, workers: Sequence[str]) -> list[asyncpg.Record]:
-        """What its hooks are asked about, one by one."""
+        """Return the jobs for which the port calls its recovery hooks."""
         rows: list[asyncpg.Record] = await self._db.fetch(
             "select job.*, task.identifier as task_identifier from graphile_worker._private_jobs as job "
             "join graphile_worker._private_tasks as task on task.id = job.task_id "
@@ -127,7 +127,7 @@ class RustWorker:
     async def sweep(
         self, *, dry_run: bool = False, with_hooks: bool = False, delay: timedelta = timedelta(0)
     ) -> tuple[list[str], int]:
-        """Whom it took for dead, and how many jobs it took from them."""
+        """Recover dead workers; return their ids and the number of unlocked jobs."""
         async with self._db.transaction():
             if not await self._db.fetchval("select pg_try_advisory_xact_lock($1, $2)", *SWEEP_LOCK):
                 return [], 0
@@ -137,9 +137,9 @@ class RustWorker:
             dead = stale + await self._list("list_orphan_locked_workers")
             if dry_run or not dead:
                 return dead, 0
-            taken = await (self._recover_each if with_hooks else self._recover)(dead, milliseconds(delay))
+            recovered = await (self._recover_each if with_hooks else self._recover)(dead, milliseconds(delay))
             await self._db.fetch("select * from graphile_worker.delete_stale_workers($1::text[])", dead)
-            return dead, taken
+            return dead, recovered
 
     async def claim(self, *tasks: str, forbidden_flags: Sequence[str] = ()) -> asyncpg.Record | None:
         known = await self._db.fetch(
@@ -156,11 +156,11 @@ class RustWorker:
             _FAIL, self.name, job_id, error, None if payload is None else json.dumps(payload)
         )
 
-    async def give_back(self, *job_ids: int) -> None:
+    async def release(self, *job_ids: int) -> None:
         await self._db.execute(_RETURN, self.name, list(job_ids))
 
     async def work(self, task: str, until: asyncio.Event) -> None:
-        """A slot of it: claims, writes down when it begins and ends, and completes."""
+        """Run one slot: claim jobs, record their start and end, and complete them."""
         while not until.is_set():
             job = await self.claim(task)
             if job is None:
@@ -186,20 +186,20 @@ class RustWorker:
         if not await self.holds_resilient(worker):
             return True
         last = await self.last_heartbeat(worker)
-        return last is None or datetime.now(UTC) - last > THRESHOLD * PATIENCE
+        return last is None or datetime.now(UTC) - last > THRESHOLD * RESILIENT_FACTOR
 
     async def _recover(self, dead: list[str], delay: int) -> int:
-        taken: int = await self._db.fetchval(
+        recovered: int = await self._db.fetchval(
             "select * from graphile_worker.recover_dead_worker_jobs"
             "($1::text[], $2::bigint * interval '1 millisecond')",
             dead,
             delay,
         )
-        return taken
+        return recovered
 
     async def _recover_each(self, dead: list[str], delay: int) -> int:
         jobs = await self.locked_jobs(dead)
         for job in jobs:
-            why = "Job recovered after worker interruption"
-            await self._db.execute(_RECOVER_ONE, job["locked_by"], job["id"], why, delay)
+            message = "Job recovered after worker interruption"
+            await self._db.execute(_RECOVER_ONE, job["locked_by"], job["id"], message, delay)
         return len(jobs)

@@ -1,10 +1,10 @@
-"""Run the same SQL on two installations of the schema and compare everything that it leaves.
+"""Run the same SQL on two installations of the schema and compare all of its effects.
 
 A scenario is a list of steps. A step is SQL text in which ``gw.`` stands for the schema; a prefix names the
 session that runs it: ``"b: select * from gw.add_job('t')"``. After every step a `Side` records the rows or
 the error, the notifications, all tables and all sequences.
 
-Records of two databases are comparable because nothing in them depends on when they were made:
+Records of two databases can be compared because nothing in them depends on the time of the run:
 
 - Every scenario begins with empty tables and sequences, so ids are compared as they are.
 - Every step runs in a transaction whose ``now()`` is read first. A time is recorded as the step that it
@@ -46,7 +46,7 @@ _EMPTY = """
   select setval('gw.jobs_id_seq1', 1, false), setval('gw.job_queues_id_seq', 1, false),
     setval('gw.tasks_id_seq', 1, false);
 """
-# The notification to itself comes last in the queue: once it is heard, all that was committed before is, too.
+# The observer's own notification is last in the queue: when it arrives, all earlier ones have arrived.
 _CONTENTS = f"""
   select pg_notify('{_FENCE}', ''), jsonb_build_object(
     'jobs', (
@@ -69,8 +69,8 @@ class Scenario(NamedTuple):
     """Steps that begin on an empty queue.
 
     Attributes:
-        any_order: Whether a call adds several jobs. npm numbers and returns those in an order that is not
-            defined, so the scenario is compared by what the rows contain, and the order apart from it.
+        any_order: Whether a call adds several jobs. Node numbers and returns them in an undefined order, so
+            the scenario is compared by the contents of the rows, and the order separately.
     """
 
     name: str
@@ -79,16 +79,16 @@ class Scenario(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """One value that is not the same on both sides."""
+    """One value that differs between the sides."""
 
     scenario: str
     step: str
     path: str
-    theirs: object
-    ours: object
+    npm: object
+    python: object
 
     def __str__(self) -> str:
-        values = f"npm {self.theirs!r}, ours {self.ours!r}"
+        values = f"npm {self.npm!r}, python {self.python!r}"
         return f"{self.path}: {values}\n    after {self.step}\n    in {self.scenario}"
 
 
@@ -97,7 +97,7 @@ Record = dict[str, Any]
 
 @dataclass
 class _Session:
-    """One connection, and the step that it is busy with."""
+    """One connection, and its current step."""
 
     connection: asyncpg.Connection
     step: int = 0
@@ -106,24 +106,24 @@ class _Session:
 
 @dataclass
 class Side:
-    """One database: runs scenarios and records what they leave."""
+    """One database: runs scenarios and records their results."""
 
     dsn: str
     schema: str
     observer: asyncpg.Connection
     sessions: dict[str, _Session] = field(default_factory=dict)
-    heard: list[str] = field(default_factory=list)
+    notifications: list[str] = field(default_factory=list)
     clock: list[tuple[int, datetime]] = field(default_factory=list)
 
     async def run(self, scenario: Scenario) -> list[Record]:
-        """Run a scenario on an empty queue; one record per step."""
+        """Run a scenario on an empty queue, and return one record per step."""
         await self.observer.execute(self._sql(_EMPTY))
-        self.clock, self.heard = [], []
+        self.clock, self.notifications = [], []
         several = len({self._split(step)[0] for step in scenario.steps}) > 1
         try:
             records = [await self._run_step(n, step, several) for n, step in enumerate(scenario.steps, 1)]
-            still = [name for name, session in self.sessions.items() if session.running]
-            assert not still, f"sessions {still} still wait after the last step of {scenario.name}"
+            waiting = [name for name, session in self.sessions.items() if session.running]
+            assert not waiting, f"sessions {waiting} still wait after the last step of {scenario.name}"
         finally:
             await self._end_transactions()
         return [_by_content(record) for record in records] if scenario.any_order else records
@@ -148,13 +148,13 @@ class Side:
         return plain
 
     async def _settle(self) -> None:
-        """Wait until every session is idle, or waits for one that is.
+        """Wait until every session is idle, or waits for an idle session.
 
-        A session that waits for one that still runs, or for the server's own upkeep, will go on by itself.
+        A session that waits for a running session, or for the server's maintenance, continues by itself.
         """
         while True:
-            # Read before the server is asked: what ends meanwhile may look like a blocker in its answer.
-            idle = {one.connection.get_server_pid() for one in self.sessions.values()} - self._running()
+            # Read before the query: a session that ends meanwhile may appear as a blocker in its result.
+            idle = {each.connection.get_server_pid() for each in self.sessions.values()} - self._running()
             waits_for = {
                 row["pid"]: row["blockers"]
                 for row in await self.observer.fetch(_BLOCKERS, list(self._running()))
@@ -170,9 +170,9 @@ class Side:
 
     def _running(self) -> set[int]:
         return {
-            one.connection.get_server_pid()
-            for one in self.sessions.values()
-            if one.running is not None and not one.running.done()
+            session.connection.get_server_pid()
+            for session in self.sessions.values()
+            if session.running is not None and not session.running.done()
         }
 
     async def _execute(self, session: _Session, number: int, sql: str) -> object:
@@ -196,28 +196,28 @@ class Side:
 
     async def _observe(self) -> Record:
         [(_, contents)] = await self.observer.fetch(self._sql(_CONTENTS))
-        heard, self.heard = self.heard, []
-        assert heard.pop() == _FENCE
-        return {"notifications": heard, **json.loads(contents)}
+        notifications, self.notifications = self.notifications, []
+        assert notifications.pop() == _FENCE
+        return {"notifications": notifications, **json.loads(contents)}
 
-    def hear(self, _connection: object, _pid: object, channel: str, payload: object) -> None:
-        """Remember a notification."""
+    def on_notification(self, _connection: object, _pid: object, channel: str, payload: object) -> None:
+        """Record a notification."""
         text = str(payload)
         if text.startswith("{"):
             parsed = json.loads(text)
             if isinstance(parsed.get("r"), float) and 0 <= parsed["r"] < 1:
                 parsed["r"] = "random"
             text = json.dumps(parsed)
-        self.heard.append(f"{channel} {text}".strip())
+        self.notifications.append(f"{channel} {text}".strip())
 
     def _plain(self, value: Any) -> Any:
-        """The value with every time as the step that it belongs to."""
+        """Return the value with every time as the step that it belongs to."""
         if isinstance(value, dict):
-            return {str(key): self._plain(one) for key, one in value.items()}
+            return {str(key): self._plain(item) for key, item in value.items()}
         if isinstance(value, asyncpg.Record):
-            return {key: self._plain(one) for key, one in value.items()}
+            return {key: self._plain(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self._plain(one) for one in value]
+            return [self._plain(item) for item in value]
         if isinstance(value, str) and _TIME.fullmatch(value):
             return self._plain(datetime.fromisoformat(value))
         if isinstance(value, datetime):
@@ -260,11 +260,11 @@ class Side:
 
 @asynccontextmanager
 async def opened(dsn: str, schema: str = "graphile_worker") -> AsyncIterator[Side]:
-    """A side on a database in which the schema is installed."""
+    """Open a side on a database in which the schema is installed."""
     side = Side(dsn, schema, await asyncpg.connect(dsn, server_settings=_SETTINGS))
     try:
         for channel in (*CHANNELS, _FENCE):
-            await side.observer.add_listener(channel, side.hear)
+            await side.observer.add_listener(channel, side.on_notification)
         yield side
     finally:
         for connection in (side.observer, *(session.connection for session in side.sessions.values())):
@@ -272,7 +272,7 @@ async def opened(dsn: str, schema: str = "graphile_worker") -> AsyncIterator[Sid
 
 
 def _by_content(record: Record) -> Record:
-    """The record without ids, sorted by what the rows contain; the order of the rows is kept apart."""
+    """Return the record without ids, sorted by the rows' contents, with the order recorded separately."""
     names = {
         "task_id": record["tasks"] or {},
         "job_queue_id": {key: row["queue_name"] for key, row in (record["queues"] or {}).items()},
@@ -284,39 +284,39 @@ def _by_content(record: Record) -> Record:
         named = {column: ids.get(str(row.get(column))) for column, ids in names.items() if column in row}
         return {key: value for key, value in {**row, **named}.items() if key != "id"}
 
-    def tidy(value: Any) -> Any:
+    def sorted_rows(value: Any) -> Any:
         rows = list(value.values()) if isinstance(value, dict) else value
         return sorted(map(without_ids, rows or []), key=repr)
 
-    made = {**record, **{table: tidy(record[table]) for table in ("jobs", "queues", "tasks")}}
+    result = {**record, **{table: sorted_rows(record[table]) for table in ("jobs", "queues", "tasks")}}
     if isinstance(record["result"], list):
         rows = [row for row in record["result"] if "payload" in row]
-        made["result"] = tidy(record["result"])
-        made["order of rows"] = [row["payload"] for row in rows]
-        made["order of new ids"] = [
+        result["result"] = sorted_rows(record["result"])
+        result["order of rows"] = [row["payload"] for row in rows]
+        result["order of new ids"] = [
             row["payload"] for row in sorted(rows, key=itemgetter("id")) if row["revision"] == 0
         ]
-    return made
+    return result
 
 
-def compare(scenario: Scenario, theirs: Sequence[Record], ours: Sequence[Record]) -> list[Difference]:
-    """Every value that is not the same, step by step."""
+def compare(scenario: Scenario, npm: Sequence[Record], python: Sequence[Record]) -> list[Difference]:
+    """Return every value that differs, step by step."""
     found = []
-    for number, (step, *records) in enumerate(zip(scenario.steps, theirs, ours, strict=True), 1):
-        their, our = (dict(_leaves("", record)) for record in records)
-        for path in sorted(their.keys() | our.keys()):
-            pair = their.get(path, ABSENT), our.get(path, ABSENT)
+    for number, (step, *records) in enumerate(zip(scenario.steps, npm, python, strict=True), 1):
+        npm_values, python_values = (dict(_leaves("", record)) for record in records)
+        for path in sorted(npm_values.keys() | python_values.keys()):
+            pair = npm_values.get(path, ABSENT), python_values.get(path, ABSENT)
             if pair[0] != pair[1]:
                 found.append(Difference(scenario.name, f"step {number}: {step}", path, *pair))
     return found
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, object]]:
-    """Every value in a record by its path; a list of plain values is one value."""
-    if isinstance(value, list) and any(isinstance(one, dict) for one in value):
+    """Yield every value in a record with its path; a list of plain values is one value."""
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         value = dict(enumerate(value))
     if isinstance(value, dict) and value:
-        for key, one in value.items():
-            yield from _leaves(f"{path}.{key}".lstrip("."), one)
+        for key, item in value.items():
+            yield from _leaves(f"{path}.{key}".lstrip("."), item)
     else:
         yield path, value

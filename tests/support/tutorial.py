@@ -1,4 +1,4 @@
-"""Following a page word for word: its files are written, its commands run, its output compared."""
+"""Follow a documentation page exactly: write its files, run its commands, compare their output."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Self
 
 _BLOCK = re.compile(r"```(python|ini|console|text)\n(.*?)```", re.DOTALL)
 _DEADLINE = 30.0
-_OTHERS = ("PYTEST", "GRAPHILE_", "PG", "DATABASE_URL", "FORCE_COLOR", "COLUMNS")
-"""Variables that change what is printed, and whoever follows the page has not set."""
+_UNSET_VARIABLES = ("PYTEST", "GRAPHILE_", "PG", "DATABASE_URL", "FORCE_COLOR", "COLUMNS")
+"""Variables that change the output, and that a reader of the page has not set."""
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _VARYING = (
     (r"\d\d:\d\d:\d\d\.\d{3}", "<time>"),
@@ -31,18 +31,18 @@ _VARYING = (
 
 
 def comparable(text: str) -> list[str]:
-    """The lines, without what is different each time."""
+    """Return the lines, with placeholders for values that differ in each run."""
     for pattern, name in _VARYING:
         text = re.sub(pattern, name, text)
     return [line.rstrip() for line in re.sub(_STYLE, "", text).splitlines()]
 
 
 class Reader:
-    """Somebody who does what a page says, in a folder of their own.
+    """A reader who follows a page's instructions in a folder.
 
     Args:
-        folder: Where to do it.
-        replacements: What they type in place of something.
+        folder: The folder.
+        replacements: Texts of the page, and what the reader types instead of them.
     """
 
     def __init__(self, folder: Path, replacements: dict[str, str]) -> None:
@@ -52,7 +52,7 @@ class Reader:
         self._lines: SimpleQueue[str] = SimpleQueue()
         self._reading = Thread()
         here = str(Path(sys.executable).parent)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(_OTHERS)}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(_UNSET_VARIABLES)}
         self._environment = {**kept, "PATH": f"{here}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
 
     def __enter__(self) -> Self:
@@ -62,53 +62,53 @@ class Reader:
         self._stop_worker()
 
     def follow(self, page: Path) -> None:
-        """Do what stands there from the second section on; the first one installs."""
+        """Follow the page from the second section on; the first one is about the installation."""
         _, _, text = page.read_text().partition("\n## ")
         for kind, block in _BLOCK.findall(text.partition("\n## ")[2]):
             if kind == "console":
-                self._enter(block)
+                self._type_commands(block)
             elif kind == "text":
-                self._see(block)
+                self._compare_output(block)
             else:
                 self._save(block)
 
-    def _typed(self, text: str) -> str:
+    def _with_replacements(self, text: str) -> str:
         for old, new in self._replacements.items():
             text = text.replace(old, new)
         return text
 
     def _save(self, block: str) -> None:
-        """A file names itself in its first line, and maybe says that it is the end of one."""
-        name, _, where = block.partition("\n")[0].removeprefix("# ").partition(", ")
-        assert where in {"", "at the end"}
-        before = (self._folder / name).read_text() + "\n\n" if where else ""
-        (self._folder / name).write_text(before + self._typed(block))
+        """Save a block as a file: its first line has the name, and says if the block is appended."""
+        name, _, position = block.partition("\n")[0].removeprefix("# ").partition(", ")
+        assert position in {"", "at the end"}
+        before = (self._folder / name).read_text() + "\n\n" if position else ""
+        (self._folder / name).write_text(before + self._with_replacements(block))
 
-    def _enter(self, block: str) -> None:
+    def _type_commands(self, block: str) -> None:
         for part in block.split("$ ")[1:]:
             command, _, shown = part.partition("\n")
             if command.startswith("graphile-worker run"):
                 self._stop_worker()
                 self._start_worker(command)
-                self._see(shown)
+                self._compare_output(shown)
             else:
-                status, said = self._run(self._typed(command))
-                assert comparable(said) == comparable(shown), f"{command}: {said}"
+                status, output = self._run(self._with_replacements(command))
+                assert comparable(output) == comparable(shown), f"{command}: {output}"
                 assert status == 0
 
     def _run(self, command: str) -> tuple[int, str]:
-        """On a terminal, for that is what a reader has."""
-        terminal, its_end = pty.openpty()
+        """Run the command on a terminal, as a reader does."""
+        controller, terminal = pty.openpty()
         with subprocess.Popen(
-            command, shell=True, cwd=self._folder, env=self._environment, stdout=its_end, stderr=its_end
+            command, shell=True, cwd=self._folder, env=self._environment, stdout=terminal, stderr=terminal
         ) as process:
-            os.close(its_end)
-            said = b""
-            with suppress(OSError):  # which is how a terminal ends
-                while more := os.read(terminal, 65536):
-                    said += more
-        os.close(terminal)
-        return process.returncode, said.decode()
+            os.close(terminal)
+            output = b""
+            with suppress(OSError):  # a terminal reports its end this way
+                while more := os.read(controller, 65536):
+                    output += more
+        os.close(controller)
+        return process.returncode, output.decode()
 
     def _start_worker(self, command: str) -> None:
         self._worker = worker = subprocess.Popen(
@@ -123,22 +123,22 @@ class Reader:
         self._reading = Thread(target=_read, args=(worker, self._lines), daemon=True)
         self._reading.start()
 
-    def _see(self, shown: str) -> None:
-        """What the worker says next."""
-        said = ""
+    def _compare_output(self, shown: str) -> None:
+        """Compare the worker's next lines with the page."""
+        output = ""
         for _ in shown.splitlines():
             try:
-                said += self._lines.get(timeout=_DEADLINE)
+                output += self._lines.get(timeout=_DEADLINE)
             except Empty:
                 break
-        assert comparable(said) == comparable(shown), said
+        assert comparable(output) == comparable(shown), output
 
     def _stop_worker(self) -> None:
-        """With Ctrl-C, which it takes well."""
+        """Stop the worker with Ctrl-C."""
         if self._worker is not None:
             self._worker.send_signal(signal.SIGINT)
             self._worker.wait(_DEADLINE)
-            self._reading.join(_DEADLINE)  # so that all is read, and by nobody any more
+            self._reading.join(_DEADLINE)  # all output is read
             while not self._lines.empty():
                 assert "Traceback" not in self._lines.get()
             assert self._worker.stdout is not None

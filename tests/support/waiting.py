@@ -1,4 +1,4 @@
-"""Waiting for what the server shows, instead of sleeping and hoping."""
+"""Wait for a condition instead of sleeping for a fixed time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEADLINE = 20.0
 
 
 async def until(condition: Callable[[], Awaitable[object]], what: str, within: float = DEADLINE) -> None:
-    """Return when the condition holds; fail, naming it, if it never does."""
+    """Wait until the condition holds. If it never does, fail with `what` in the message."""
     try:
         async with asyncio.timeout(within):
             while not await condition():
@@ -24,7 +24,7 @@ async def until(condition: Callable[[], Awaitable[object]], what: str, within: f
 
 
 async def until_blocked(observer: asyncpg.Connection, pid: int) -> None:
-    """Return when that session waits for a lock."""
+    """Wait until that session waits for a lock."""
 
     async def blocked() -> bool:
         return bool(await observer.fetchval("select cardinality(pg_blocking_pids($1)) > 0", pid))

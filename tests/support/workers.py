@@ -1,4 +1,4 @@
-"""Running workers in tests."""
+"""Workers run by tests."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 DEADLINE = 20.0
 
 
-class Heard:
-    """All events of a worker, and waiting for them."""
+class EventRecorder:
+    """Record a worker's events and wait for them."""
 
     def __init__(self) -> None:
         self.events = Events()
         self.all: list[Event] = []
         self._changed = asyncio.Event()
-        self.events.on("*", self._hear)
+        self.events.on("*", self._record)
 
-    def _hear(self, event: Event) -> None:
+    def _record(self, event: Event) -> None:
         self.all.append(event)
         self._changed.set()
 
@@ -45,7 +45,7 @@ class Heard:
         return [event for event in self.all if event.name == name]
 
     async def until(self, name: str, count: int = 1) -> Any:
-        """The event that makes it so many of that name."""
+        """Return the `count`-th event of that name, once it has arrived."""
         async with asyncio.timeout(DEADLINE):
             while len(self.named(name)) < count:
                 self._changed.clear()
@@ -54,17 +54,17 @@ class Heard:
 
 
 class Gate:
-    """A task that tells when it begins, and ends when it is let."""
+    """A task that reports when it starts, and blocks until the test opens it."""
 
     def __init__(self) -> None:
-        self.begun: list[Any] = []
+        self.started: list[Any] = []
         self.ended: list[Any] = []
         self.cancelled: list[Any] = []
         self._open = asyncio.Event()
         self._changed = asyncio.Event()
 
     async def __call__(self, payload: Any) -> None:
-        self.begun.append(payload)
+        self.started.append(payload)
         self._changed.set()
         try:
             await self._open.wait()
@@ -76,20 +76,24 @@ class Gate:
     def open(self) -> None:
         self._open.set()
 
-    async def until_begun(self, count: int = 1) -> None:
+    async def until_started(self, count: int = 1) -> None:
         async with asyncio.timeout(DEADLINE):
-            while len(self.begun) < count:
+            while len(self.started) < count:
                 self._changed.clear()
                 await self._changed.wait()
 
 
 @asynccontextmanager
 async def running(
-    tasks: dict[str, Callable[..., Any]], dsn: str | None, *, heard: Heard | None = None, **options: Any
+    tasks: dict[str, Callable[..., Any]],
+    dsn: str | None,
+    *,
+    recorder: EventRecorder | None = None,
+    **options: Any,
 ) -> AsyncIterator[Runner]:
-    """A worker that is stopped at the end, quickly."""
+    """Run a worker, and stop it without a grace period at the end."""
     options = {"handle_signals": False, **options}
-    runner = await run(tasks, dsn, events=heard.events if heard else None, **options)
+    runner = await run(tasks, dsn, events=recorder.events if recorder else None, **options)
     try:
         yield runner
     finally:
@@ -98,14 +102,14 @@ async def running(
 
 
 async def nothing(_payload: object) -> None:
-    """A task."""
+    """Do nothing, successfully."""
 
 
 async def drop_schema(db: asyncpg.Connection) -> None:
-    """Under a worker that works.
+    """Drop the schema while a worker is running.
 
-    Whoever looks for jobs locks the tables in another order, and of a deadlock the drop might be the victim.
-    So first nobody finds them any more.
+    A worker that claims jobs locks the tables in another order, so the drop might lose a deadlock.
+    The schema is renamed first: no session finds its tables any more.
     """
     await db.execute("alter schema graphile_worker rename to dropped")
 
@@ -115,12 +119,12 @@ async def drop_schema(db: asyncpg.Connection) -> None:
             where datname = current_database() and pid <> pg_backend_pid() and state <> 'idle')"""
         )
 
-    await until(idle, "nobody is in the middle of something")
+    await until(idle, "every other session is idle")
     await db.execute("drop schema dropped cascade")
 
 
 async def locked(db: asyncpg.Connection) -> list[tuple[str, int]]:
-    """What is locked: jobs and queues by id."""
+    """Return the kind and id of every locked job and queue."""
     rows = await db.fetch("""
         select 'job' as kind, id::int from graphile_worker._private_jobs where locked_at is not null
         union all

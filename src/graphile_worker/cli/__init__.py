@@ -1,4 +1,13 @@
-"""The ``graphile-worker`` command."""
+"""The ``graphile-worker`` command.
+
+`command` declares the verbs that run workers; the other verbs are declared in the modules that carry them
+out, such as `list_jobs` and `maintenance`. `settings` declares the settings and merges flags, environment and
+files; `flags` turns settings into flags. `printing` and `times` format output, and `live` draws the screen of
+``top``.
+
+Only the entry point imports this package: the library works without it. The package uses the public API,
+`_client` and the modules that load tasks, but never the database queries, except through `WorkerUtils`.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +17,31 @@ import threading
 
 
 def main() -> None:
-    """Run the command; a mistake of the user's is a sentence, not a traceback."""
-    # It takes a while to import all that is needed. Ctrl-C in between ends it as it ends any program, unless
-    # whoever started us wants it to be ignored.
-    raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if raises and threading.current_thread() is threading.main_thread():
+    """Run the command, and print the user's mistakes as sentences instead of tracebacks."""
+    # The imports take a while. Until they are done, Ctrl-C ends the process without a traceback, unless the
+    # parent process made it ignore SIGINT.
+    raises_interrupt = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if raises_interrupt and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     import click  # noqa: PLC0415
 
     from graphile_worker.cli import logs  # noqa: PLC0415
     from graphile_worker.cli.command import root  # noqa: PLC0415
-    from graphile_worker.cli.exits import end_by  # noqa: PLC0415
+    from graphile_worker.cli.exit_codes import exit_by_signal  # noqa: PLC0415
     from graphile_worker.errors import GraphileWorkerError  # noqa: PLC0415
 
     try:
-        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL and raises:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL and raises_interrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.exit(root(prog_name="graphile-worker", standalone_mode=False))
     except click.ClickException as error:
         if isinstance(error, click.NoSuchOption) and error.option_name == "--concurrency":
-            # So it is called in Python; here it has the name that Graphile Worker gave it.
+            # The option is called concurrency in Python; the flag has Graphile Worker's name.
             error = click.UsageError(f"{error.message} Did you mean '--jobs'?", ctx=error.ctx)
         error.show()
         sys.exit(error.exit_code)
-    except (GraphileWorkerError, OSError) as error:  # such as a folder that may not be read, or a full disk
+    except (GraphileWorkerError, OSError) as error:  # such as an unreadable folder, or a full disk
         logs.report(error)
         sys.exit(1)
     except (click.Abort, KeyboardInterrupt):
-        end_by(signal.SIGINT)
+        exit_by_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""``graphile-worker health``: whether workers can do their work."""
+"""``graphile-worker health``: checking whether workers are healthy."""
 
 from __future__ import annotations
 
@@ -10,73 +10,82 @@ from typing import TYPE_CHECKING
 
 import click
 
+from graphile_worker._base.text import pluralize
 from graphile_worker.cli import logs
 from graphile_worker.client import WorkerUtils
-from graphile_worker.liveness import parse_address
-from graphile_worker.wording import counted
+from graphile_worker.workers import parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from graphile_worker.cli.settings import Value
-    from graphile_worker.liveness import WorkerInfo
+    from graphile_worker.workers import WorkerInfo
 
-_PATIENCE = 5.0
+_TIMEOUT = 5.0
 _READY = 200
 
 
 def check_health(settings: Mapping[str, Value], *, live: bool, any_host: bool, as_json: bool) -> bool:
-    """Whether all is well; says what it found."""
+    """Print the health of workers, and return whether all are healthy."""
     logs.configure(settings["log_level"].value, settings["log_format"].value)
     if settings["health"].value is not None:
-        return _ask_worker(str(settings["health"].value), live=live, as_json=as_json)
-    return asyncio.run(_ask_database(settings, live=live, any_host=any_host, as_json=as_json))
+        return _check_worker(str(settings["health"].value), live=live, as_json=as_json)
+    return asyncio.run(_check_heartbeats(settings, live=live, any_host=any_host, as_json=as_json))
 
 
-def _ask_worker(address: str, *, live: bool, as_json: bool) -> bool:
+def _check_worker(address: str, *, live: bool, as_json: bool) -> bool:
     host, port = parse_address(address)
-    # Who listens everywhere listens here too.
-    here = "127.0.0.1" if host in {None, "0.0.0.0", "::"} else host  # noqa: S104 - not to bind
-    connection = http.client.HTTPConnection(here, port, timeout=_PATIENCE)
+    # A worker that listens on all addresses also listens on the local one.
+    host = "127.0.0.1" if host in {None, "0.0.0.0", "::"} else host  # noqa: S104 - not for binding
+    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT)
     try:
         connection.request("GET", "/live" if live else "/ready")
-        answer = connection.getresponse()
-        found = json.loads(answer.read())
+        response = connection.getresponse()
+        found = json.loads(response.read())
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise click.ClickException(f"No worker answers at {here}:{port}: {error}") from None
+        raise click.ClickException(f"No worker answers at {host}:{port}: {error}") from None
     finally:
         connection.close()
     if as_json:
         click.echo(json.dumps(found))
     else:
-        reason = f" {found['reason']}" if found.get("reason") else ""
-        jobs = f"{found['running']} of {found['concurrency']} slots busy"
-        click.echo(f"{found['worker_id']}: {found['state']}, {jobs}.{reason}")
-    return answer.status == _READY
+        for worker in found.get("workers", [found]):  # several if it is a supervisor
+            reason = f" {worker['reason']}" if worker.get("reason") else ""
+            jobs = f"{worker.get('running', 0)} of {worker.get('concurrency', 0)} slots busy"
+            name = worker.get("worker_id") or f"process {worker['pid']}"
+            click.echo(f"{name}: {worker['state']}, {jobs}.{reason}")
+    return response.status == _READY
 
 
-async def _ask_database(settings: Mapping[str, Value], *, live: bool, any_host: bool, as_json: bool) -> bool:
+async def _check_heartbeats(
+    settings: Mapping[str, Value], *, live: bool, any_host: bool, as_json: bool
+) -> bool:
     dsn, schema = settings["connection"].value, settings["schema"].value
     async with WorkerUtils(dsn, schema=schema, max_pool_size=1) as utils:
-        found = await utils.workers(and_locks=False)
-    ours = [one for one in found if one.is_ours and (any_host or one.host == platform.node())]
-    good = [
-        one for one in ours if one.lives and (one.state == "ready" or (live and one.state != "exhausted"))
+        found = await utils.workers(include_locks=False)
+    workers = [worker for worker in found if worker.is_ours and (any_host or worker.host == platform.node())]
+    healthy = [
+        worker
+        for worker in workers
+        if worker.is_alive and (worker.state == "ready" or (live and worker.state != "exhausted"))
     ]
     if as_json:
-        click.echo(json.dumps([_as_object(one) for one in ours]))
+        click.echo(json.dumps([_as_object(worker) for worker in workers]))
     else:
-        _print(ours, where="any machine" if any_host else "this machine")
-    return bool(good) and len(good) == len([one for one in ours if one.died_at is None])
+        _print(workers, where="any machine" if any_host else "this machine")
+    return bool(healthy) and len(healthy) == len([worker for worker in workers if worker.died_at is None])
 
 
 def _print(workers: Sequence[WorkerInfo], *, where: str) -> None:
     if not workers:
-        click.echo(f"No worker of {where} has a heartbeat in this schema.")
-    for one in workers:
-        slots = counted(one.concurrency or 0, "slot")
-        reason = f". {one.reason}" if one.reason and one.lives else ""
-        click.echo(f"{one.name}: {one.condition}, last heard {one.silence or 0.0:.1f} s ago, {slots}{reason}")
+        click.echo(f"No worker on {where} has a heartbeat in this schema.")
+    for worker in workers:
+        slots = pluralize(worker.concurrency or 0, "slot")
+        reason = f". {worker.reason}" if worker.reason and worker.is_alive else ""
+        click.echo(
+            f"{worker.name}: {worker.status}, last heartbeat "
+            f"{worker.seconds_since_heartbeat or 0.0:.1f} s ago, {slots}{reason}"
+        )
 
 
 def _as_object(worker: WorkerInfo) -> dict[str, object]:
@@ -86,7 +95,7 @@ def _as_object(worker: WorkerInfo) -> dict[str, object]:
         "pid": worker.pid,
         "state": worker.state,
         "reason": worker.reason,
-        "lives": worker.lives,
-        "silence": worker.silence,
+        "is_alive": worker.is_alive,
+        "seconds_since_heartbeat": worker.seconds_since_heartbeat,
         "concurrency": worker.concurrency,
     }

@@ -1,4 +1,4 @@
-"""The command line: verbs, flags and helps. What a verb does is imported when it is called."""
+"""The verbs, flags and helps of the command line. A verb's implementation is imported when it is called."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from graphile_worker.cli import (
     add_job,
     change_jobs,
     doctor,
+    exporter,
+    history,
     init,
     list_jobs,
     maintenance,
@@ -23,77 +25,100 @@ from graphile_worker.cli import (
     top,
     transfer_jobs,
 )  # fmt: skip
-from graphile_worker.cli.exits import end_by
-from graphile_worker.cli.flags import CONTEXT, Integer, ending, gathered, given, setting_flags
+from graphile_worker.cli.exit_codes import BREAKING_MIGRATION, exit_by_signal
+from graphile_worker.cli.flags import (
+    CONTEXT,
+    Integer,
+    json_flag,
+    load_settings,
+    make_epilog,
+    parsed_flags,
+    setting_flags,
+)
 from graphile_worker.cli.settings import SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_OF_CRON = ("crontab", "tasks")
+_CRON_SETTINGS = ("crontab", "tasks")
 _ACTIONS = ("once", "watch", "schema_only", "cleanup")
 _VERBS = (
     add_job.add, list_jobs.list_jobs, list_jobs.show, change_jobs.complete, change_jobs.fail,
     change_jobs.reschedule, change_jobs.retry, change_jobs.remove, change_jobs.cancel,
     overview.stats, overview.queues, overview.workers, maintenance.unlock, maintenance.sweep,
     maintenance.cleanup, maintenance.migrate, transfer_jobs.export_jobs, transfer_jobs.import_jobs,
-    doctor.doctor, init.init, top.top,
+    doctor.doctor, exporter.exporter, init.init, top.top, history.history, history.failures,
 )  # fmt: skip
 HEADINGS = {
     "Workers": ("run", "dev", "init", "health", "workers", "unlock", "sweep", "cron"),
     "Jobs": ("add", "list", "show", "complete", "fail", "reschedule", "retry", "remove", "cancel"),
-    "The queue": ("top", "stats", "queues", "cleanup", "migrate", "export", "import", "doctor"),
+    "Queue": (
+        "top",
+        "stats",
+        "failures",
+        "history",
+        "queues",
+        "cleanup",
+        "migrate",
+        "export",
+        "import",
+        "doctor",
+        "exporter",
+    ),
     "This command": ("config", "completion"),
 }
-"""Under which heading of the help a command stands."""
-_CODES = "; 57, the schema is a newer one"
+"""The verbs under each heading of the help."""
+_CODES = f"; {BREAKING_MIGRATION}, the schema is newer than this worker supports"
 
 
 def _actions(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option(
-            "--cleanup", metavar="TASKS", multiple=True, help="Clean up (GC_JOB_QUEUES, …), then exit."
+            "--cleanup",
+            metavar="TASKS",
+            multiple=True,
+            help="Run cleanup tasks (GC_JOB_QUEUES, …), then exit.",
         ),
-        click.option("--schema-only", is_flag=True, help="Install or complete the schema, then exit."),
-        click.option("-w", "--watch", is_flag=True, help="Take new code at once when a file changes."),
-        click.option("--once", is_flag=True, help="Run what can run now, then exit."),
+        click.option("--schema-only", is_flag=True, help="Install or migrate the schema, then exit."),
+        click.option("-w", "--watch", is_flag=True, help="Restart with the new code when a file changes."),
+        click.option("--once", is_flag=True, help="Run the jobs that are due, then exit."),
     ):
         function = option(function)
     return function
 
 
 class Group(click.Group):
-    """Knows what was nearly meant."""
+    """A group of commands that suggests a similar name for an unknown one."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in self.commands and not ctx.resilient_parsing:
             near = difflib.get_close_matches(args[0], self.commands, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(self.commands)}."
+            hint = f"Did you mean {near[0]}?" if near else f"Commands: {', '.join(self.commands)}."
             if ":" in args[0]:
-                how = "run" if ctx.parent is None else f"{ctx.info_name} --app"
-                hint = f"Did you mean: graphile-worker {how} {args[0]}?"
-            ctx.fail(f"There is no command {args[0]!r}. {hint}")
+                prefix = "run" if ctx.parent is None else f"{ctx.info_name} --app"
+                hint = f"Did you mean: graphile-worker {prefix} {args[0]}?"
+            ctx.fail(f"Unknown command {args[0]!r}. {hint}")
         return super().resolve_command(ctx, args)
 
 
 class Root(Group):
-    """Keeps its help short, though it has many commands and all flags of a worker."""
+    """The command itself. Its help is short, although it has many commands and all flags of a worker."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; if whoever reads what it prints has seen enough, it ends as programs do then."""
+        """Run the command, and end by SIGPIPE if the reader of its output has closed the pipe."""
         try:
             try:
                 return super().invoke(ctx)
             finally:
                 sys.stdout.flush()
-        except BrokenPipeError:  # here, for click would make the exit code 1 of it
+        except BrokenPipeError:  # caught here, because click would exit with code 1
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            end_by(signal.SIGPIPE)
+            exit_by_signal(signal.SIGPIPE)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Only the flags that all commands have: those of a worker stand in the help of run."""
+        """Write only the flags that all commands have. The help of run lists the flags of a worker."""
         for_all = {setting.name for setting in SETTINGS if setting.for_all_verbs}
         shown = [
             record
@@ -101,12 +126,12 @@ class Root(Group):
             if param.name in {*for_all, "config"} or param.is_eager
             if (record := param.get_help_record(ctx)) is not None
         ]
-        with formatter.section("Options, beside those of run"):
+        with formatter.section("Options, besides those of run"):
             formatter.write_dl(shown)
         self.format_commands(ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """By what they are about, with a line for each."""
+        """Write the commands under their headings, with a line for each."""
         for heading, names in HEADINGS.items():
             found = [(name, command) for name in names if (command := self.get_command(ctx, name))]
             with formatter.section(heading):
@@ -117,80 +142,82 @@ class Root(Group):
     cls=Root,
     invoke_without_command=True,
     context_settings=CONTEXT,
-    epilog="\b\nExample: graphile-worker -c postgresql://me@localhost/mine -j 10\n\n"
+    epilog="\b\nExample: graphile-worker -c postgresql://me@localhost/mine -j 10\n"
     "Exit codes and environment: graphile-worker run --help.",
 )
 @_actions
-@setting_flags(of_run=True)
+@setting_flags(all_settings=True)
 @click.version_option(__version__, message="%(version)s")
 @click.pass_context
 def root(ctx: click.Context, /, **_: Any) -> None:
-    """Run jobs of a queue in PostgreSQL: Graphile Worker for Python.
+    """Run jobs from a queue in PostgreSQL: Graphile Worker for Python.
 
-    Without a command it runs a worker, with the tasks of the folder tasks/.
+    Without a command, run a worker with the tasks in the folder tasks/.
     """
-    ctx.obj = given(ctx)
+    ctx.obj = parsed_flags(ctx)
     if ctx.invoked_subcommand is None:
         _run(ctx.obj, None)
     elif ctx.invoked_subcommand not in {"run", "dev"}:
         verb = ctx.invoked_subcommand
         allowed = {
             setting.name for setting in SETTINGS if setting.for_all_verbs or verb in {"config", setting.name}
-        } | {"config", *(_OF_CRON if verb == "cron" else ())}
+        } | {"config", *(_CRON_SETTINGS if verb == "cron" else ())}
         for name in ctx.obj.keys() - allowed:
             flag = next(p.opts[-1] for p in ctx.command.params if p.name == name)
-            ctx.fail(f"{flag} is about running a worker; it does nothing with {verb}.")
+            ctx.fail(f"{flag} is an option for running a worker: it has no effect on {verb}.")
 
 
 @root.command(
-    context_settings=CONTEXT, epilog=ending("graphile-worker run myapp.jobs:app -j 10", codes=_CODES)
+    context_settings=CONTEXT, epilog=make_epilog("graphile-worker run myapp.jobs:app -j 10", codes=_CODES)
 )
 @_actions
-@setting_flags(of_run=True)
-@click.argument("tasks_of", metavar="[MODULE:APP]", required=False)
+@setting_flags(all_settings=True)
+@click.argument("app_path", metavar="[MODULE:APP]", required=False)
 @click.pass_context
-def run(ctx: click.Context, /, tasks_of: str | None, **_: Any) -> None:
-    """Run a worker, with the tasks of the folder or of a module.
+def run(ctx: click.Context, /, app_path: str | None, **_: Any) -> None:
+    """Run a worker with the tasks of an app or a folder.
 
-    MODULE:APP names an App, or a mapping of task identifiers to functions. What an App says of its
-    connection holds, unless a flag says otherwise.
+    MODULE:APP names an App, or a mapping of task identifiers to functions. Connection settings of an App
+    apply unless a flag overrides them.
     """
-    _run({**ctx.obj, **given(ctx)}, tasks_of)
+    _run({**ctx.obj, **parsed_flags(ctx)}, app_path)
 
 
 @root.command(
     context_settings=CONTEXT,
-    epilog=ending("graphile-worker dev", "graphile-worker dev shop.jobs:app -j 5", codes=_CODES),
+    epilog=make_epilog("graphile-worker dev", "graphile-worker dev shop.jobs:app -j 5", codes=_CODES),
 )
-@setting_flags(of_run=True)
-@click.argument("tasks_of", metavar="[MODULE:APP]", required=False)
+@setting_flags(all_settings=True)
+@click.argument("app_path", metavar="[MODULE:APP]", required=False)
 @click.pass_context
-def dev(ctx: click.Context, /, tasks_of: str | None, **_: Any) -> None:
-    """Run a worker while you write its tasks.
+def dev(ctx: click.Context, /, app_path: str | None, **_: Any) -> None:
+    """Run a worker for development.
 
-    It takes new code at once when a file changes, and says how to look into its database: a private
-    PostgreSQL, unless another is named by -c, DATABASE_URL, the configuration file or the app.
+    The worker restarts with the new code when a file changes. It uses a private PostgreSQL, unless -c,
+    DATABASE_URL, the configuration file or the app names a database, and prints the psql command for it.
     """
     from graphile_worker.cli.develop import develop  # noqa: PLC0415
 
-    develop(gathered({**ctx.obj, **given(ctx)}), tasks_of)
+    develop(load_settings({**ctx.obj, **parsed_flags(ctx)}), app_path)
 
 
-@root.command(context_settings=CONTEXT, epilog=ending("graphile-worker health --health 8080"))
-@setting_flags(of_run=False, also=("health",))
-@click.option("--live", is_flag=True, help="Only whether they live, not whether they claim jobs.")
-@click.option("--any-host", is_flag=True, help="Workers of all machines, not only of this one.")
-@click.option("--json", "as_json", is_flag=True, help="What was found, as JSON.")
+@root.command(context_settings=CONTEXT, epilog=make_epilog("graphile-worker health --health 8080"))
+@setting_flags(all_settings=False, also=("health",))
+@click.option(
+    "--live", is_flag=True, help="Check only whether workers are alive, not whether they claim jobs."
+)
+@click.option("--any-host", is_flag=True, help="Check the workers on all machines, not only on this one.")
+@json_flag
 @click.pass_context
 def health(ctx: click.Context, /, *, live: bool, any_host: bool, as_json: bool, **_: Any) -> None:
-    """Ask whether workers can do their work; exit code 1 if not.
+    """Check whether workers are healthy; exit code 1 if not.
 
-    With --health it asks the worker that answers there. Without, it asks the database for the workers of this
-    machine: one at least must be there, and all must be ready.
+    With --health, query the worker that serves health checks at this address. Without it, read the heartbeats
+    of this machine's workers from the database: there must be at least one, and all must be ready.
     """
     from graphile_worker.cli.check_health import check_health  # noqa: PLC0415
 
-    settings = gathered({**ctx.obj, **given(ctx)})
+    settings = load_settings({**ctx.obj, **parsed_flags(ctx)})
     if not check_health(settings, live=live, any_host=any_host, as_json=as_json):
         ctx.exit(1)
 
@@ -199,33 +226,35 @@ def health(ctx: click.Context, /, *, live: bool, any_host: bool, as_json: bool, 
     cls=Group,
     invoke_without_command=True,
     context_settings=CONTEXT,
-    epilog=ending("graphile-worker cron next '0 8 * * MON' --tz Europe/Paris"),
+    epilog=make_epilog("graphile-worker cron next '0 8 * * MON' --tz Europe/Paris"),
 )
-@setting_flags(of_run=False, also=_OF_CRON)
-@click.option("--app", "tasks_of", metavar="MODULE:APP", help="An app whose recurring tasks to show too.")
-@click.option("--json", "as_json", is_flag=True, help="An array of objects.")
+@setting_flags(all_settings=False, also=_CRON_SETTINGS)
+@click.option("--app", "app_path", metavar="MODULE:APP", help="App whose recurring tasks to show too.")
+@json_flag
 @click.pass_context
-def cron(ctx: click.Context, /, *, tasks_of: str | None, as_json: bool, **_: Any) -> None:
-    """Show recurring tasks, and when they run next.
+def cron(ctx: click.Context, /, *, app_path: str | None, as_json: bool, **_: Any) -> None:
+    """Show recurring tasks and their next runs.
 
-    Also when they ran last, and whether the database knows them.
+    Also show when each ran last, and whether the database knows it.
     """
     if ctx.invoked_subcommand is None:
         from graphile_worker.cli.schedules import print_schedules  # noqa: PLC0415
 
-        settings = gathered({**ctx.obj, **given(ctx)})
-        print_schedules(settings, tasks_of or settings["app"].value, as_json=as_json)
+        settings = load_settings({**ctx.obj, **parsed_flags(ctx)})
+        print_schedules(settings, app_path or settings["app"].value, as_json=as_json)
 
 
 @cron.command(
-    "check", context_settings=CONTEXT, epilog=ending("graphile-worker cron check crontab", reads=False)
+    "check",
+    context_settings=CONTEXT,
+    epilog=make_epilog("graphile-worker cron check crontab", reads_settings=False),
 )
 @click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.pass_context
 def check_crontab(ctx: click.Context, paths: tuple[Path, ...]) -> None:
-    """Read crontabs, and tell all that is wrong with them.
+    """Check crontab files, and print every error in them.
 
-    A file called - is standard input. The exit code is 1 if something is wrong.
+    The file - is standard input. The exit code is 1 if there is an error.
     """
     from graphile_worker.cli.schedules import check  # noqa: PLC0415
 
@@ -234,54 +263,61 @@ def check_crontab(ctx: click.Context, paths: tuple[Path, ...]) -> None:
 
 
 @cron.command(
-    "next", context_settings=CONTEXT, epilog=ending("graphile-worker cron next '*/5 * * * *'", reads=False)
+    "next",
+    context_settings=CONTEXT,
+    epilog=make_epilog("graphile-worker cron next '*/5 * * * *'", reads_settings=False),
 )
 @click.argument("pattern")
-@click.option("--tz", metavar="ZONE", help="The time zone of the pattern, such as Europe/Paris.")
-@click.option("-n", "--count", metavar="N", type=Integer(1, 1000), default=5, help="How many to show.")
+@click.option("--tz", metavar="ZONE", help="Time zone of the pattern, such as Europe/Paris [UTC].")
+@click.option(
+    "-n", "--count", metavar="N", type=Integer(1, 1000), default=5, help="Number of runs to show [5]."
+)
 def next_runs(pattern: str, tz: str | None, count: int) -> None:
-    """Tell when a pattern fits next."""
+    """Show when a pattern matches next."""
     from graphile_worker.cli.schedules import print_next  # noqa: PLC0415
 
     print_next(pattern, tz, count)
 
 
-@root.command(context_settings=CONTEXT, epilog=ending("graphile-worker config -j 10"))
-@setting_flags(of_run=True)
-@click.option("--json", "as_json", is_flag=True, help="An object.")
+@root.command(context_settings=CONTEXT, epilog=make_epilog("graphile-worker config -j 10"))
+@setting_flags(all_settings=True)
+@json_flag
 @click.pass_context
 def config(ctx: click.Context, /, *, as_json: bool, **_: Any) -> None:
-    """Show each setting, and where its value comes from. Passwords are not shown."""
+    """Show all settings and the sources of their values.
+
+    Passwords are not shown.
+    """
     from graphile_worker.cli.show_settings import print_settings  # noqa: PLC0415
 
-    print_settings(gathered({**ctx.obj, **given(ctx)}), as_json=as_json)
+    print_settings(load_settings({**ctx.obj, **parsed_flags(ctx)}), as_json=as_json)
 
 
 @root.command(
     context_settings=CONTEXT,
-    epilog=ending('eval "$(graphile-worker completion bash)"', reads=False),
+    epilog=make_epilog('eval "$(graphile-worker completion bash)"', reads_settings=False),
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print what makes a shell complete this command's flags.
+    """Print the script that lets a shell complete this command.
 
-    A line such as that of the example, in ~/.bashrc, is all that it takes.
+    Add the line of the example to ~/.bashrc, or to the startup file of another shell.
     """
     from click.shell_completion import get_completion_class  # noqa: PLC0415
 
-    kind = get_completion_class(shell)
-    assert kind is not None  # noqa: S101 - they are click's own
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None  # noqa: S101 - click has all three
     name = "graphile-worker"
-    click.echo(kind(ctx.find_root().command, {}, name, "_GRAPHILE_WORKER_COMPLETE").source())
+    click.echo(completion_class(ctx.find_root().command, {}, name, "_GRAPHILE_WORKER_COMPLETE").source())
 
 
 for _verb in _VERBS:
     root.add_command(_verb)
 
 
-def _run(flags: dict[str, Any], tasks_of: str | None) -> None:
+def _run(flags: dict[str, Any], app_path: str | None) -> None:
     from graphile_worker.cli.run_worker import run_worker  # noqa: PLC0415
 
     actions = {name: flags[name] for name in _ACTIONS if name in flags}
-    run_worker(gathered(flags), tasks_of, **actions)
+    run_worker(load_settings(flags), app_path, **actions)

@@ -1,4 +1,4 @@
-"""``graphile-worker dev``: a worker for those who write its tasks."""
+"""``graphile-worker dev``: a worker for development."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 from graphile_worker.app import App
 from graphile_worker.cli.control import VARIABLE
-from graphile_worker.cli.run_worker import app_of, load, run_worker
+from graphile_worker.cli.run_worker import load, resolve_app_path, run_worker
 from graphile_worker.cli.settings import Value
 from graphile_worker.cli.show_settings import masked
 from graphile_worker.embedded import EmbeddedPostgres
@@ -25,40 +25,42 @@ _EMBEDDED = "embedded:"
 _SOURCE = "graphile-worker dev"
 
 
-def develop(settings: dict[str, Value], tasks_of: str | None) -> None:
-    """Run a worker anew for all that is changed, until Ctrl-C."""
+def develop(settings: dict[str, Value], app_path: str | None) -> None:
+    """Run a worker that restarts when a file changes, until Ctrl-C."""
     if settings["connection"].value is None and not os.environ.get("PGDATABASE"):
         settings["connection"] = Value(_EMBEDDED, _SOURCE)
     if settings["log_format"].source == "default":
         settings["log_format"] = Value("pretty", _SOURCE)
-    if os.environ.get(VARIABLE):  # this is the worker itself
-        run_worker(settings, tasks_of, dev=True)
+    if os.environ.get(VARIABLE):  # this process is the worker itself
+        run_worker(settings, app_path, dev=True)
         return
     if find_spec("watchfiles") is None:
-        raise MissingExtraError("dev needs two more packages: pip install 'graphile-worker[embedded,watch]'")
-    tasks_of = app_of(settings, tasks_of)
+        raise MissingExtraError(
+            "graphile-worker dev needs extra packages: pip install 'graphile-worker[embedded,watch]'"
+        )
+    app_path = resolve_app_path(settings, app_path)
     folder = Path(settings["tasks"].value)
-    if tasks_of is None and not folder.exists() and not folder.with_name(f"{folder.name}.py").exists():
+    if app_path is None and not folder.exists() and not folder.with_name(f"{folder.name}.py").exists():
         raise ConfigurationError(
-            f"There are no tasks here, for {folder} does not exist. Begin with: graphile-worker init. Or "
-            "name an app: graphile-worker dev module:app"
+            f"No tasks found: {folder} does not exist. Create a project: graphile-worker init. Or name an "
+            "app: graphile-worker dev module:app"
         )
     with ExitStack() as server:
-        _introduce(settings, tasks_of, server)
-        run_worker(settings, tasks_of, watch=True)
+        _announce_database(settings, app_path, server)
+        run_worker(settings, app_path, watch=True)
 
 
-def _introduce(settings: Mapping[str, Value], tasks_of: str | None, server: ExitStack) -> None:
+def _announce_database(settings: Mapping[str, Value], app_path: str | None, server: ExitStack) -> None:
     dsn, source = settings["connection"]
-    if tasks_of is not None:
-        what = load(settings, tasks_of)
-        if isinstance(what, App) and what.settings.get("dsn") != dsn:
-            dsn, source = what.settings.get("dsn"), tasks_of
+    if app_path is not None:
+        app = load(settings, app_path)
+        if isinstance(app, App) and app.settings.get("dsn") != dsn:
+            dsn, source = app.settings.get("dsn"), app_path
     if dsn is not None and dsn.startswith(_EMBEDDED):
         running = server.enter_context(EmbeddedPostgres(dsn.removeprefix(_EMBEDDED) or None))
-        click.echo(f"A PostgreSQL for this runs until Ctrl-C; its data stay, in {running.path}")
+        click.echo(f"A private PostgreSQL runs until Ctrl-C. Its data is kept in {running.path}")
         shown = running.dsn()
     else:
-        shown = masked(dsn) if dsn else "that of the PG* variables"
-        click.echo(f"The database is that of {source}")
+        shown = masked(dsn) if dsn else "(from the PG* variables)"
+        click.echo(f"Database from {source}:")
     click.echo(f'  psql "{shown}"')

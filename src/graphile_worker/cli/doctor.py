@@ -1,4 +1,4 @@
-"""``graphile-worker doctor``: what is wrong with a queue."""
+"""``graphile-worker doctor``: finding problems with a queue."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from graphile_worker._base.text import pluralize
 from graphile_worker.cli.flags import json_flag, verb
-from graphile_worker.cli.printing import as_json_text, clean
-from graphile_worker.wording import counted
+from graphile_worker.cli.printing import escape, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from graphile_worker.cli.settings import Value
     from graphile_worker.doctor import Finding
 
-_COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "trouble": "red"}
+_COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
 _INDENT = 9
 _WIDEST = 110
 _NARROWEST = 40
@@ -28,19 +28,19 @@ _NARROWEST = 40
 @verb(
     "doctor",
     "doctor",
-    "doctor --json | jq '.[] | select(.level == \"trouble\")'",
+    "doctor --json | jq '.[] | select(.level == \"error\")'",
     also=("listen", "listen_connection", "prepared_statements"),
 )
-@click.option("-q", "--quiet", is_flag=True, help="Only what is not ok.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only findings that are not ok.")
 @json_flag
 def doctor(settings: Mapping[str, Value], *, quiet: bool, as_json: bool) -> int:
-    """Look for what is wrong with a queue and its database.
+    """Find problems with a queue and its database.
 
-    It looks at the connection and what stands in between, the server, rights, the schema, notifications, the
-    clock, vacuum and long transactions, stuck queues, stale locks, and jobs that nobody serves. Each finding
-    is ok, a note, a warning or trouble, and says what to do. With trouble the exit code is 1.
+    Check the connection and poolers, the server, rights, the schema, notifications, the clock, vacuum and
+    long transactions, stuck queues, stale locks, and jobs that no worker serves. Each finding is ok, a note,
+    a warning or an error, and says what to do. The exit code is 1 if there is an error.
 
-    It changes nothing. It takes the settings that workers take, so run it where they run.
+    The command changes nothing. Run it where workers run, with the same settings.
     """
     return asyncio.run(_doctor(settings, quiet=quiet, as_json=as_json))
 
@@ -59,7 +59,7 @@ async def _doctor(settings: Mapping[str, Value], *, quiet: bool, as_json: bool) 
         if quiet and finding.level is Level.OK:
             continue
         if as_json:
-            click.echo((",\n " if found else "[") + as_json_text(finding), nl=False)
+            click.echo((",\n " if found else "[") + to_json(finding), nl=False)
         else:
             _print(finding)
         found.append(finding)
@@ -67,13 +67,13 @@ async def _doctor(settings: Mapping[str, Value], *, quiet: bool, as_json: bool) 
         click.echo("]" if found else "[]")
     else:
         click.echo(_summary(found))
-    return int(any(finding.level is Level.TROUBLE for finding in found))
+    return int(any(finding.level is Level.ERROR for finding in found))
 
 
 def _print(finding: Finding) -> None:
-    says = finding.says if finding.says.endswith((".", "?")) else f"{finding.says}."
+    message = finding.message if finding.message.endswith((".", "?")) else f"{finding.message}."
     level = click.style(f"{finding.level:<{_INDENT}}", fg=_COLOURS[finding.level], bold=True)
-    click.echo(level + _wrapped(f"{finding.check}: {says}"))
+    click.echo(level + _wrapped(f"{finding.check}: {message}"))
     if finding.advice:
         click.echo(" " * _INDENT + _wrapped(finding.advice, "  → "))
 
@@ -81,7 +81,7 @@ def _print(finding: Finding) -> None:
 def _wrapped(text: str, mark: str = "") -> str:
     width = min(_WIDEST, shutil.get_terminal_size().columns) - _INDENT
     return textwrap.fill(
-        clean(text), max(_NARROWEST, width), initial_indent=mark,
+        escape(text), max(_NARROWEST, width), initial_indent=mark,
         subsequent_indent=" " * len(mark), break_long_words=False, break_on_hyphens=False,
     ).replace("\n", "\n" + " " * _INDENT)  # fmt: skip
 
@@ -89,6 +89,6 @@ def _wrapped(text: str, mark: str = "") -> str:
 def _summary(found: list[Finding]) -> str:
     levels = [finding.level.value for finding in found]
     counts = [
-        counted(levels.count(level), level) for level in ("trouble", "warning", "note") if level in levels
+        pluralize(levels.count(level), level) for level in ("error", "warning", "note") if level in levels
     ]
-    return f"Found: {', '.join(counts)}" if counts else "All is well"
+    return f"Found: {', '.join(counts)}" if counts else "No problems found"

@@ -1,4 +1,4 @@
-"""Flags that verbs share: those of the settings, above all of the connection; and what makes a verb."""
+"""Flags that verbs share, above all those of the settings; and the decorator that makes a verb."""
 
 from __future__ import annotations
 
@@ -21,19 +21,14 @@ if TYPE_CHECKING:
     Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-_EXIT_CODES = (
-    "Exit codes: 0, all is done; 1, something failed, or is not there; 2, the command line is wrong{}; "
-    "128 + N, signal N."
-)
-_ENVIRONMENT = (
-    " Environment: DATABASE_URL, or PGHOST and so on; GRAPHILE_WORKER_*. See graphile-worker config."
-)
+_EXIT_CODES = "Exit codes: 0, success; 1, failed or not found; 2, invalid command line{}; 128 + N, signal N."
+_ENVIRONMENT = " Environment: DATABASE_URL or PG*; GRAPHILE_WORKER_*. See graphile-worker config."
 _NAMES = {setting.name for setting in SETTINGS}
 _SHARED = {"config", *(setting.name for setting in SETTINGS if setting.for_all_verbs)}
 
 
-class _Kind(click.ParamType[Any]):
-    """The values of a setting."""
+class _SettingType(click.ParamType[Any]):
+    """Type of the flag of a setting."""
 
     def __init__(self, setting: Setting) -> None:
         self.name = setting.metavar
@@ -43,29 +38,35 @@ class _Kind(click.ParamType[Any]):
         try:
             return self._setting.read(value)
         except ValueError as error:
-            shown = "" if self.name == "DSN" else f"{value!r} does not do; "
-            self.fail(f"{shown}it must be {error}.", param, ctx)
+            shown = "value" if self.name == "DSN" else repr(value)  # a DSN may contain a password
+            self.fail(f"{shown} is not valid: must be {error}.", param, ctx)
 
 
-def setting_flags(*, of_run: bool, also: Sequence[str] = ()) -> Decorator:
-    """Flags for the settings: for all of them, or for those that every verb has and these."""
+def setting_flags(*, all_settings: bool, also: Sequence[str] = ()) -> Decorator:
+    """Return a decorator that adds the flags of settings.
+
+    Args:
+        all_settings: Whether to add all of them, or only those that every verb has.
+        also: Names of further settings.
+    """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         for setting in reversed(SETTINGS):
-            if not setting.flags or not (of_run or setting.for_all_verbs or setting.name in also):
+            if not setting.flags or not (all_settings or setting.for_all_verbs or setting.name in also):
                 continue
-            kind: dict[str, Any] = {"type": _Kind(setting), "metavar": setting.metavar}
+            kind: dict[str, Any] = {"type": _SettingType(setting), "metavar": setting.metavar}
             if setting.is_switch:
                 kind = {"is_flag": True}
             option = click.option(*setting.flags, setting.name, help=setting.help, default=None, **kind)
             function = option(function)
-        return click.option("-C", "--config", metavar="PATH", help="The configuration file.")(function)
+        config = click.option("-C", "--config", metavar="PATH", help="Configuration file.")
+        return config(function)
 
     return decorate
 
 
-def given(ctx: click.Context) -> dict[str, Any]:
-    """What the command line has of this command's flags."""
+def parsed_flags(ctx: click.Context) -> dict[str, Any]:
+    """Return the values of this command's parameters that the command line has."""
     switches = {setting.name for setting in SETTINGS if setting.is_switch}
     return {
         name: name not in switches and value
@@ -74,31 +75,37 @@ def given(ctx: click.Context) -> dict[str, Any]:
     }
 
 
-def gathered(flags: Mapping[str, Any]) -> dict[str, Value]:
-    """All settings, with what the command line has of them."""
+def load_settings(flags: Mapping[str, Any]) -> dict[str, Value]:
+    """Return the value of every setting, from the flags, the environment and the configuration file."""
     return gather({name: value for name, value in flags.items() if name in _NAMES}, flags.get("config"))
 
 
-def ending(*examples: str, codes: str = "", reads: bool = True) -> str:
-    """What a help ends with: examples, and what holds for all verbs.
+def make_epilog(*examples: str, codes: str = "", reads_settings: bool = True) -> str:
+    """Return the end of a verb's help: examples, exit codes and environment.
 
     Args:
         examples: Whole commands.
-        codes: Exit codes of its own.
-        reads: Whether it reads the settings.
+        codes: Further exit codes of this verb.
+        reads_settings: Whether the verb reads the settings.
     """
     shown = "\n".join(f"  {example}" for example in examples)
     heading = "Examples" if len(examples) > 1 else "Example"
-    common = _EXIT_CODES.format(codes) + (_ENVIRONMENT if reads else "")
+    common = _EXIT_CODES.format(codes) + (_ENVIRONMENT if reads_settings else "")
     return f"\b\n{heading}:\n{shown}\n\n{common}"
 
 
 def verb(
     name: str, *examples: str, also: Sequence[str] = ()
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a verb that looks after a queue; its function gets the settings, and what its own flags say.
+    """Return a decorator that makes a verb of a function.
 
-    An exit code other than 0 is what the function returns. It has flags also for these settings.
+    The function gets the settings, and the values of the verb's own flags. It returns the exit code, or None
+    for 0.
+
+    Args:
+        name: Name of the verb.
+        examples: Examples for its help, without the name of the command.
+        also: Settings that the verb has flags for, besides those that every verb has.
     """
     shared = _SHARED.union(also)
 
@@ -107,15 +114,15 @@ def verb(
         def call(ctx: click.Context, /, **arguments: Any) -> None:
             from graphile_worker.cli import logs  # noqa: PLC0415
 
-            flags = {name: value for name, value in given(ctx).items() if name in shared}
-            settings = gathered({**(ctx.obj or {}), **flags})
+            flags = {name: value for name, value in parsed_flags(ctx).items() if name in shared}
+            settings = load_settings({**(ctx.obj or {}), **flags})
             logs.configure(settings["log_level"].value, settings["log_format"].value)
             own = {name: value for name, value in arguments.items() if name not in shared}
             ctx.exit(function(settings, **own) or 0)
 
-        shown = ending(*(f"graphile-worker {example}" for example in examples))
-        made = click.command(name, context_settings=CONTEXT, epilog=shown)(
-            setting_flags(of_run=False, also=also)(click.pass_context(call))
+        epilog = make_epilog(*(f"graphile-worker {example}" for example in examples))
+        made = click.command(name, context_settings=CONTEXT, epilog=epilog)(
+            setting_flags(all_settings=False, also=also)(click.pass_context(call))
         )
         made.params.sort(key=lambda param: param.name in shared)
         return made
@@ -124,24 +131,28 @@ def verb(
 
 
 class Integer(click.IntRange):
-    """Some of them; what is none is told so."""
+    """Integers in a range; the error for other values calls them integers."""
 
     name = "integer"
 
 
-def small_integer(least: int) -> Integer:
-    """Integers from there on that a column of the jobs can have."""
-    return Integer(least, SMALLINT.stop - 1)
+def small_integer(minimum: int) -> Integer:
+    """Return the type of integers from `minimum` on that fit a smallint column of the jobs table."""
+    return Integer(minimum, SMALLINT.stop - 1)
 
 
 PRIORITY = small_integer(SMALLINT.start)
-json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON: one document.")
-yes_flag = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+json_flag = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+yes_flag = click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 @asynccontextmanager
-async def queue_of(settings: Mapping[str, Value], *, reads: bool = True) -> AsyncIterator[WorkerUtils]:
-    """The queue that the settings name; whoever reads jobs is not to be told that there are none."""
+async def open_utils(settings: Mapping[str, Value], *, reads_jobs: bool = True) -> AsyncIterator[WorkerUtils]:
+    """Connect to the queue that the settings name.
+
+    With `reads_jobs` it is an error if row level security hides the jobs, because an empty list would be
+    wrong.
+    """
     from graphile_worker.client import WorkerUtils  # noqa: PLC0415
 
     dsn, schema = settings["connection"].value, settings["schema"].value
@@ -152,6 +163,6 @@ async def queue_of(settings: Mapping[str, Value], *, reads: bool = True) -> Asyn
         prepared_statements=settings["prepared_statements"].value,
         max_payload_size=settings["max_payload_size"].value,
     ) as utils:
-        if reads:
-            await utils.many.insist_on_sight()
+        if reads_jobs:
+            await utils.many.check_rows_visible()
         yield utils

@@ -1,4 +1,4 @@
-"""How the command logs: lines for people, or JSON for machines."""
+"""Logging of the command: lines for people, or JSON for machines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from graphile_worker.cli.printing import clean_lines
+from graphile_worker.cli.printing import escape_lines
 
 _COLOURS = {
     logging.DEBUG: "white",
@@ -21,29 +21,46 @@ _COLOURS = {
     logging.WARNING: "yellow",
     logging.ERROR: "red",
 }
-_ABOUT = ("label", "worker_id", "task_identifier", "job_id")
-_OF_LOGGING = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "of_job", "shown_extras"}
-"""What every record has, and what formatters add to it."""
-_BARE = re.compile(r"[^\s\"=\\]+")
+_SCOPE = (
+    "label",
+    "worker_id",
+    "task_identifier",
+    "job_id",
+    "attempt",
+    "trace_id",
+    "outcome",
+    "duration",
+)
+"""Fields of the library's records. Messages of text lines have what matters of them."""
+_STANDARD_ATTRIBUTES = {
+    *vars(logging.makeLogRecord({})),
+    "message",
+    "asctime",
+    "taskName",
+    "job_prefix",
+    "extras_suffix",
+}
+"""Attributes of every record, and those that formatters add."""
+_SINGLE_WORD = re.compile(r"[^\s\"=\\]+")
 _NOT_JSON = (TypeError, ValueError, RecursionError)
-"""Keys that are not texts, numbers that JSON does not have, a thing that contains itself."""
+"""Errors for keys that are not strings, numbers that JSON does not have, and circular references."""
 
 
 def report(error: Exception) -> None:
-    """The error that ends the command."""
+    """Print the error that ends the command, in the log format if that is JSON."""
     if any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers):
         logging.getLogger("graphile_worker").critical("%s", error)
     else:
-        click.echo(clean_lines(f"Error: {error}"), err=True)
+        click.echo(escape_lines(f"Error: {error}"), err=True)
 
 
-def configure(level: str, form: str, *, one_of_several: bool = False) -> None:
-    """Log to standard error, what the tasks say too; of one process of several also which it is."""
+def configure(level: str, form: str, *, is_child: bool = False) -> None:
+    """Log to standard error, records of tasks included; a child process adds its process id."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_formatter(form, with_process=one_of_several))
+    handler.setFormatter(_formatter(form, with_process=is_child))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.captureWarnings(capture=True)
-    logging.getLogger("watchfiles").setLevel(logging.WARNING)  # we say it ourselves
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)  # the supervisor logs the changes itself
 
 
 def _formatter(form: str, *, with_process: bool) -> logging.Formatter:
@@ -55,9 +72,11 @@ def _formatter(form: str, *, with_process: bool) -> logging.Formatter:
 
 
 def _extras_of(record: logging.LogRecord) -> dict[str, object]:
-    """Return what the user gave the record, by ``ctx.logger.scope(...)`` or ``extra=``."""
+    """Return the attributes that come from ``ctx.logger.scope(...)`` or ``extra=``."""
     return {
-        name: value for name, value in vars(record).items() if name not in _OF_LOGGING and name not in _ABOUT
+        name: value
+        for name, value in vars(record).items()
+        if name not in _STANDARD_ATTRIBUTES and name not in _SCOPE
     }
 
 
@@ -65,76 +84,76 @@ def _text(value: object) -> str:
     """Return ``str(value)``, or the name of its type if that fails, so that the record is still logged."""
     try:
         return str(value)
-    except Exception:  # noqa: BLE001 - it comes from a method of the value
+    except Exception:  # noqa: BLE001 - any error of the value's own method
         return f"<{type(value).__name__}>"
 
 
 def _as_text(value: object) -> str:
-    """Return a value for a line: quoted, if it would not be one word otherwise."""
+    """Return a value for a line, quoted unless it is a single word."""
     text = _text(value)
-    return text if _BARE.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+    return text if _SINGLE_WORD.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
 
 class TextFormatter(logging.Formatter):
-    """``12:34:56.789 INFO  Completed job 7 (hello, 0.21 ms)``, then what a task says by scope or extra."""
+    """``12:34:56.789 INFO  Completed job 7 (hello, 0.21 ms)``, followed by scope and extra as name=value."""
 
     default_time_format = "%H:%M:%S"
     default_msec_format = "%s.%03d"
 
     def __init__(self, *, with_process: bool) -> None:
         process = " [%(process)d]" if with_process else ""
-        super().__init__(f"%(asctime)s{process} %(levelname)-5s %(of_job)s%(message)s%(shown_extras)s")
+        super().__init__(f"%(asctime)s{process} %(levelname)-5s %(job_prefix)s%(message)s%(extras_suffix)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as a line; what a task says begins with its job, which our own lines name themselves."""
+        """Return the record as a line, with its job in front unless the message names it."""
         job_id, task = getattr(record, "job_id", None), getattr(record, "task_identifier", None)
         is_named = job_id is None or f"ob {job_id} " in record.getMessage()
-        record.of_job = "" if is_named else clean_lines(f"[{task} {job_id}] ")
-        record.shown_extras = clean_lines(
+        record.job_prefix = "" if is_named else escape_lines(f"[{task} {job_id}] ")
+        record.extras_suffix = escape_lines(
             "".join(f" {name}={_as_text(value)}" for name, value in _extras_of(record).items())
         )
-        if record.exc_text:  # made in another process, or by another formatter
+        if record.exc_text:  # from another process, or another formatter
             record = copy(record)
-            record.exc_text = clean_lines(record.exc_text)
+            record.exc_text = escape_lines(record.exc_text)
         return super().format(record)
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - that is its name
-        """The line, without what a terminal might take for a command: texts of jobs may be in it."""
-        record.message = clean_lines(record.message)
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in logging
+        """Return the line without control characters, which may come from a job's texts."""
+        record.message = escape_lines(record.message)
         return super().formatMessage(record)
 
-    def formatException(self, ei: Any) -> str:  # noqa: N802 - that is its name
-        """The traceback, likewise."""
-        return clean_lines(super().formatException(ei))
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the name in logging
+        """Return the traceback without control characters."""
+        return escape_lines(super().formatException(ei))
 
 
 class PrettyFormatter(TextFormatter):
-    """The same in colours, for one who watches."""
+    """`TextFormatter` with colours, for a terminal."""
 
     def __init__(self) -> None:
         super().__init__(with_process=False)
-        plain = self._style._fmt  # noqa: SLF001 - what the class above has said
+        plain = self._style._fmt  # noqa: SLF001 - the format of the base class
         self._styles = {
             level: logging.PercentStyle(
                 plain.replace("%(asctime)s", click.style("%(asctime)s", dim=True))
                 .replace("%(levelname)-5s", click.style("%(levelname)-5s", fg=colour, bold=True))
-                .replace("%(of_job)s", click.style("%(of_job)s", fg="cyan"))
+                .replace("%(job_prefix)s", click.style("%(job_prefix)s", fg="cyan"))
             )
             for level, colour in _COLOURS.items()
         }
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - that is its name
-        """The line, by how bad it is."""
-        record.message = clean_lines(record.message)
-        level = max((one for one in self._styles if one <= record.levelno), default=logging.DEBUG)
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in logging
+        """Return the line in the colour of its level."""
+        record.message = escape_lines(record.message)
+        level = max((level for level in self._styles if level <= record.levelno), default=logging.DEBUG)
         return self._styles[level].format(record)
 
 
 class JsonFormatter(logging.Formatter):
-    """An object a line."""
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as JSON."""
+        """Return the record as JSON."""
         entry: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -142,12 +161,12 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        entry |= {name: getattr(record, name) for name in _ABOUT if hasattr(record, name)}
-        if record.exc_text:  # made in another process
+        entry |= {name: getattr(record, name) for name in _SCOPE if hasattr(record, name)}
+        if record.exc_text:  # from another process
             entry["error"] = record.exc_text
         elif record.exc_info:
             entry["error"] = self.formatException(record.exc_info)
-        # A name that is taken gets an underscore, so that neither hides the other.
+        # An extra with the name of a standard field gets an underscore, so that both are logged.
         entry |= {f"{name}_" if name in entry else name: value for name, value in _extras_of(record).items()}
         try:
             return _dump(entry)

@@ -1,11 +1,13 @@
-"""What verbs print: tables on a terminal, lines with tabs into a pipe, and JSON if asked for.
+"""Output of verbs: tables on a terminal, lines with tabs into a pipe, and JSON with ``--json``.
 
-JSON is always one document: an array for lists, an object for one thing; each row is a line of its own, and
-is printed when it is known. Into a pipe goes everything, without headings and colours, and a row is one line.
+JSON output is always one document: an array for lists, and an object otherwise. Each element is on its own
+line, printed as soon as it is known. Output into a pipe is complete and has neither headings nor colours;
+each row is one line.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from contextlib import contextmanager
@@ -15,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
 
+from graphile_worker._base.payload import encode_stored
+from graphile_worker._base.text import pluralize
 from graphile_worker.cli import times
-from graphile_worker.payload import encode_stored
-from graphile_worker.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,9 +27,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from graphile_worker.job import Progress
+
 T = TypeVar("T")
-# What a terminal might take for a command; texts of jobs are anybody's.
-# The second line is what changes the direction of the text around it, and so what people read.
+# Characters that a terminal may interpret as commands; any client can put them into a job's texts.
+# The second line has those that change the direction of the surrounding text, and so what people read.
 _CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029"
     r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
@@ -43,74 +47,85 @@ class Column(Generic[T]):
 
     title: str
     value: Callable[[T], object]
-    short: Callable[[T], object] | None = None
-    """For a terminal, where the value is not what people want to see."""
-    right: bool = False
+    terminal_value: Callable[[T], object] | None = None
+    """The value on a terminal, if it differs."""
+    align_right: bool = False
     style: Callable[[T], str] | None = None
-    least: int | None = None
-    """To how many characters it may be cut where the terminal is narrow; by default it is not."""
-    spare: int = 0
-    """How soon it is left out where the terminal is narrower still; 0 is never."""
-    folds: bool = False
-    """Whether it takes several lines then, and is not cut."""
+    min_width: int | None = None
+    """Number of characters to which a narrow terminal may cut the column; None if it may not."""
+    drop_order: int = 0
+    """Order in which columns are dropped if the terminal is even narrower, highest first; 0 is never."""
+    wraps: bool = False
+    """Whether the column wraps instead of being cut."""
 
 
-def cleaned_up(jobs: int, identifiers: int, queues: int) -> str:
-    """What a cleanup has removed.
+def describe_progress(progress: Progress) -> str:
+    """Return the progress of a job in one line.
 
-    >>> cleaned_up(0, 2, 1)
+    >>> from graphile_worker.job import Progress
+    >>> describe_progress(Progress(value=0.4, message="page 4 of 10", at=datetime.max))
+    '40 % page 4 of 10'
+    """
+    percent = "" if progress.value is None else f"{math.floor(progress.value * 100)} %"
+    return " ".join(part for part in (percent, progress.message) if part)
+
+
+def cleanup_summary(jobs: int, identifiers: int, queues: int) -> str:
+    """Return a sentence about what a cleanup removed.
+
+    >>> cleanup_summary(0, 2, 1)
     'Removed 0 jobs, 2 task identifiers and 1 queue.'
     """
-    names = counted(identifiers, "task identifier")
-    return f"Removed {counted(jobs, 'job')}, {names} and {counted(queues, 'queue')}."
+    names = pluralize(identifiers, "task identifier")
+    return f"Removed {pluralize(jobs, 'job')}, {names} and {pluralize(queues, 'queue')}."
 
 
 def on_terminal() -> bool:
-    """Whether a person reads it."""
+    """Return whether standard output is a terminal."""
     return sys.stdout.isatty()
 
 
 def console(*, errors: bool = False) -> Console:
-    """For tables, and for what goes beside them."""
+    """Return a console for tables, or for messages about them if `errors`."""
     from rich.console import Console  # noqa: PLC0415
 
     return Console(stderr=errors, highlight=False, soft_wrap=False)
 
 
-def clean(value: object) -> str:
-    r"""A text that does nothing to a terminal, in one line.
+def escape(value: object) -> str:
+    r"""Return a value as one line of text without control characters.
 
-    >>> clean("a\x1b[2J\tb\nc")
+    >>> escape("a\x1b[2J\tb\nc")
     'a\\x1b[2J\\tb\\nc'
     """
-    return clean_lines(value).translate(_BREAKS)
+    return escape_lines(value).translate(_BREAKS)
 
 
-def clean_lines(value: object) -> str:
-    """The same, but lines stay lines."""
+def escape_lines(value: object) -> str:
+    """Return a value as text without control characters, except line breaks."""
     text = "" if value is None else str(value)
     if text.isascii() and text.isprintable():
-        return text  # nearly always, and much faster
+        return text  # the most frequent case, and much faster
     text = text.encode(errors="backslashreplace").decode()
     return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
-def shortened(text: str, most: int = 60) -> str:
-    """The beginning of a text.
+def truncate(text: str, max_length: int = 60) -> str:
+    """Return the beginning of a text.
 
-    >>> shortened("abcdef", 4)
+    >>> truncate("abcdef", 4)
     'abc…'
     """
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return text if len(text) <= max_length else text[: max_length - 1] + "…"
 
 
-def as_json_text(value: object) -> str:
-    """The JSON of a value; what a terminal might take for a command is escaped in it anyway."""
+def to_json(value: object) -> str:
+    """Return a value as JSON, which escapes control characters."""
     return encode_stored(value).decode()
 
 
-class Rows(Generic[T]):
-    """Prints rows, as many at a time as there are."""
+class RowPrinter(Generic[T]):
+    """Prints rows as they become known."""
 
     def __init__(
         self, columns: list[Column[T]], as_object: Callable[[T], Mapping[str, object]], *, as_json: bool
@@ -121,11 +136,11 @@ class Rows(Generic[T]):
         self.count = 0
 
     def add(self, rows: Iterable[T]) -> None:
-        """Print these."""
+        """Print some rows."""
         rows = list(rows)
         if self._as_json:
             if rows:
-                text = ",\n ".join(as_json_text(self._as_object(row)) for row in rows)
+                text = ",\n ".join(to_json(self._as_object(row)) for row in rows)
                 click.echo((",\n " if self.count else "[") + text, nl=False)
             self.count += len(rows)
             return
@@ -136,97 +151,97 @@ class Rows(Generic[T]):
             return
         lines = ["\t".join(_plain(column.value(row)) for column in self._columns) for row in rows]
         if lines:
-            click.echo("\n".join(lines))  # at once, for each call writes through to the system
+            click.echo("\n".join(lines))  # in one call, because each call is a write to the system
 
     def end(self) -> None:
-        """Print what ends the document."""
+        """Print the end of the document."""
         if self._as_json:
             click.echo("]" if self.count else "[]")
 
 
 @contextmanager
-def printed_rows(
+def row_printer(
     columns: list[Column[T]], as_object: Callable[[T], Mapping[str, object]], *, as_json: bool
-) -> Iterator[Rows[T]]:
-    """Something to add rows to."""
-    rows = Rows(columns, as_object, as_json=as_json)
+) -> Iterator[RowPrinter[T]]:
+    """Yield a printer for rows, and end the document after the block."""
+    rows = RowPrinter(columns, as_object, as_json=as_json)
     yield rows
     rows.end()
 
 
 def table(columns: list[Column[T]], rows: Iterable[T]) -> Table:
-    """A table for a terminal, as wide as that."""
+    """Return a table that fits the terminal."""
     from rich.cells import cell_len  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     rows = list(rows)
-    cells = [[clean((column.short or column.value)(row)) for row in rows] for column in columns]
+    cells = [[escape((column.terminal_value or column.value)(row)) for row in rows] for column in columns]
     natural = [
         max(map(cell_len, [column.title, *texts])) for column, texts in zip(columns, cells, strict=True)
     ]
-    widths = fitted(columns, natural, console().width)
+    widths = fit_columns(columns, natural, console().width)
     made = Table(box=None, pad_edge=False, header_style="bold", show_edge=False, padding=(0, _GAP, 0, 0))
-    for place, width in widths.items():
-        column = columns[place]
+    for index, width in widths.items():
+        column = columns[index]
         made.add_column(
             column.title,
-            justify="right" if column.right else "left",
-            overflow="fold" if column.folds else "ellipsis",
-            no_wrap=not column.folds,
+            justify="right" if column.align_right else "left",
+            overflow="fold" if column.wraps else "ellipsis",
+            no_wrap=not column.wraps,
             width=width,
         )
     for number, row in enumerate(rows):
-        styles = [columns[place].style for place in widths]
-        texts = [cells[place][number] for place in widths]
+        styles = [columns[index].style for index in widths]
+        texts = [cells[index][number] for index in widths]
         made.add_row(
             *(Text(text, style(row) if style else "") for text, style in zip(texts, styles, strict=True))
         )
     return made
 
 
-def fitted(columns: Sequence[Column[Any]], natural: Sequence[int], width: int) -> dict[int, int]:
-    """Which columns to show, by their places, and how wide each: what people need least goes first."""
-    least = [
-        size if column.least is None else min(size, max(column.least, len(column.title)))
-        for column, size in zip(columns, natural, strict=True)
+def fit_columns(columns: Sequence[Column[Any]], natural_widths: Sequence[int], width: int) -> dict[int, int]:
+    """Return the width of each column to show, by its index. Columns are dropped by their `drop_order`."""
+    minimum = [
+        natural if column.min_width is None else min(natural, max(column.min_width, len(column.title)))
+        for column, natural in zip(columns, natural_widths, strict=True)
     ]
     shown = list(range(len(columns)))
 
     def needed() -> int:
-        return sum(least[place] for place in shown) + _GAP * (len(shown) - 1)
+        return sum(minimum[index] for index in shown) + _GAP * (len(shown) - 1)
 
-    while needed() > width and any(columns[place].spare for place in shown):
-        shown.remove(max(shown, key=lambda place: columns[place].spare))
-    found = {place: least[place] for place in shown}
-    rest = max(0, width - needed())
-    for place in shown:
-        more = min(rest, natural[place] - found[place])
-        found[place], rest = found[place] + more, rest - more
-    return found
+    while needed() > width and any(columns[index].drop_order for index in shown):
+        shown.remove(max(shown, key=lambda index: columns[index].drop_order))
+    widths = {index: minimum[index] for index in shown}
+    spare = max(0, width - needed())
+    for index in shown:
+        more = min(spare, natural_widths[index] - widths[index])
+        widths[index], spare = widths[index] + more, spare - more
+    return widths
 
 
 def _plain(value: object) -> str:
-    return times.iso(value) if isinstance(value, datetime) else clean(value)
+    return times.format_iso(value) if isinstance(value, datetime) else escape(value)
 
 
 def print_fields(fields: Mapping[str, Any]) -> None:
-    """One thing: a line a field; texts of several lines are indented."""
+    """Print one object: a line for each field, with further lines of a text indented."""
     width = max(map(len, fields))
     for name, value in fields.items():
         shown = value
         if isinstance(value, datetime):
-            shown = times.both(value) if on_terminal() else times.iso(value)
-        lines = clean_lines(shown).split("\n")
+            shown = times.format_time(value) if on_terminal() else times.format_iso(value)
+        lines = escape_lines(shown).split("\n")
         title = click.style(f"{name:{width}}", bold=True)
         click.echo(f"{title}  " + f"\n{'':{width}}  ".join(lines))
 
 
 def print_object(value: Mapping[str, object]) -> None:
-    """One thing, as JSON."""
-    click.echo(as_json_text(value))
+    """Print one object as JSON."""
+    click.echo(to_json(value))
 
 
-def tell(sentence: str) -> None:
-    """Something beside what is printed; scripts that read the output do not see it."""
-    click.echo(clean_lines(sentence), err=True)
+def print_note(sentence: str) -> None:
+    """Print a sentence to standard error, apart from the output that scripts read."""
+    click.echo(escape_lines(sentence), err=True)

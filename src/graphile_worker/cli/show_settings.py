@@ -1,4 +1,4 @@
-"""``graphile-worker config``: each setting, and where its value comes from."""
+"""``graphile-worker config``: print each setting with the source of its value."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _PASSWORD = re.compile(r"(?<=password=)[^&]*", re.IGNORECASE)
 
 
 def print_settings(settings: Mapping[str, Value], *, as_json: bool) -> None:
-    """Print them, without passwords."""
+    """Print the settings without passwords."""
     rows = []
     for setting in SETTINGS:
         value, source = settings[setting.name]
-        if value is not None and setting.metavar in _SHOWN:
-            value = _SHOWN[setting.metavar](value)
+        if value is not None and setting.metavar in _FORMATS:
+            value = _FORMATS[setting.metavar](value)
         rows.append((setting.name, value, source))
     if as_json:
         values = {name: {"value": value, "source": source} for name, value, source in rows}
         click.echo(json.dumps(values, indent=2))
         return
-    shown = [(name, "" if value is None else str(value), source) for name, value, source in rows]
-    widths = [max(len(row[column]) for row in shown) for column in (0, 1)]
-    for name, text, source in shown:
+    printed = [(name, "" if value is None else str(value), source) for name, value, source in rows]
+    widths = [max(len(row[column]) for row in printed) for column in (0, 1)]
+    for name, text, source in printed:
         click.echo(f"{name:{widths[0]}}  {text:{widths[1]}}  {source}")
-    for sentence in unknown_variables():
-        click.echo(sentence, err=True)
+    for warning in unknown_variables():
+        click.echo(warning, err=True)
 
 
 def masked(dsn: str) -> str:
-    """The connection string without its password; of one that is none at all nothing is shown.
+    """Return the connection string without its passwords, or ``***`` if it cannot be parsed.
 
     >>> masked("postgresql://me:secret@host/mine?sslpassword=secret")
     'postgresql://me:***@host/mine?sslpassword=***'
@@ -55,8 +55,8 @@ def masked(dsn: str) -> str:
     return f"{scheme}{user}{':***@' if password else ''}{address}{_PASSWORD.sub('***', query)}"
 
 
-def _as_time(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return f"{seconds:g}s"
 
 
-_SHOWN: dict[str, Callable[[Any], str]] = {"DSN": masked, "TIME": _as_time}
+_FORMATS: dict[str, Callable[[Any], str]] = {"DSN": masked, "TIME": _format_time}

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from graphile_worker.cli.flags import json_flag, queue_of, verb
-from graphile_worker.cli.printing import console, print_object, tell
-from graphile_worker.cli.selection import filter_flags, taken_filter
-from graphile_worker.wording import counted
+from graphile_worker._base.text import pluralize
+from graphile_worker.cli.flags import json_flag, open_utils, verb
+from graphile_worker.cli.printing import console, print_note, print_object
+from graphile_worker.cli.selection import filter_flags, pop_filter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from graphile_worker._client.bulk import JobFilter
     from graphile_worker.cli.settings import Value
-    from graphile_worker.many_jobs import JobFilter
 
 _PERMISSIONS = 0o777
 
@@ -30,69 +30,78 @@ _PERMISSIONS = 0o777
 @verb("export", "export > jobs.jsonl", "export --state failed --output failed.jsonl")
 @filter_flags
 @click.option(
-    "-o", "--output", type=click.Path(dir_okay=False), default="-", metavar="FILE", help="Where to write."
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False),
+    default="-",
+    metavar="FILE",
+    help="Output file [standard output].",
 )
-@click.option("--json", is_flag=True, expose_value=False, help="It is JSON anyway: a line a job.")
+@click.option(
+    "--json", is_flag=True, expose_value=False, help="Accepted for consistency: the output is always JSON."
+)
 def export_jobs(settings: Mapping[str, Value], *, output: str, **arguments: Any) -> None:
-    """Write jobs as JSON, a line each, for import.
+    """Write jobs as lines of JSON, for import.
 
-    A line has everything of a job but its lock: stop the workers first, or what they run will run again
-    where it is imported. The jobs stay where they are.
+    A line has all fields of a job except its lock. Stop the workers first: otherwise the jobs that they are
+    running will run again where they are imported. The jobs are not removed.
     """
-    chosen = taken_filter(arguments)
-    with _whole(output) as file:
-        asyncio.run(_export(settings, file, chosen))
+    job_filter = pop_filter(arguments)
+    with _atomic_file(output) as file:
+        asyncio.run(_export(settings, file, job_filter))
 
 
-async def _export(settings: Mapping[str, Value], output: BinaryIO, chosen: JobFilter) -> None:
+async def _export(settings: Mapping[str, Value], output: BinaryIO, job_filter: JobFilter) -> None:
     count = 0
-    async with queue_of(settings) as utils:
+    async with open_utils(settings) as utils:
         with _counter("Export jobs") as show:
-            async with aclosing(utils.many.export(chosen)) as pages:
+            async with aclosing(utils.many.export(job_filter)) as pages:
                 async for lines in pages:
                     output.write(b"\n".join(lines) + b"\n")
                     count += len(lines)
                     show(count)
     output.flush()
-    tell(f"Exported {counted(count, 'job')}.")
+    print_note(f"Exported {pluralize(count, 'job')}.")
 
 
 @verb("import", "import jobs.jsonl", "import jobs.jsonl --new-ids", "import - < jobs.jsonl")
 @click.argument("file", type=click.File("rb"))
-@click.option("--new-ids", is_flag=True, help="Give the jobs other ids than they had.")
+@click.option("--new-ids", is_flag=True, help="Assign new ids to the jobs.")
 @json_flag
 def import_jobs(settings: Mapping[str, Value], *, file: BinaryIO, new_ids: bool, as_json: bool) -> None:
-    """Add the jobs that export wrote.
+    """Import jobs from the output of export.
 
-    All of them or, if one cannot be added, none. They are as they were, their ids too, so that nothing is
-    imported twice: if there is one with the same id or the same key already, it is refused. A database with
-    jobs of its own needs --new-ids; then only keys tell what is there already.
+    All jobs are imported, or none if one of them cannot be. They keep their ids, so that no job is imported
+    twice: a job whose id or key already exists is an error. A database with other jobs needs --new-ids; then
+    only keys prevent duplicates.
     """
     asyncio.run(_import(settings, file, new_ids=new_ids, as_json=as_json))
 
 
 async def _import(settings: Mapping[str, Value], file: BinaryIO, *, new_ids: bool, as_json: bool) -> None:
-    count, is_all = 0, False
-    async with queue_of(settings) as utils:
+    count, may_be_committed = 0, False
+    async with open_utils(settings) as utils:
         try:
             with _counter("Import jobs") as show:
                 async with aclosing(utils.many.import_lines(file, new_ids=new_ids)) as steps:
                     async for step in steps:
-                        count, is_all = step
+                        count, may_be_committed = step
                         show(count)
         except asyncio.CancelledError:  # Ctrl-C
-            what = "whether they were imported is not known" if is_all else "nothing was imported"
-            tell(f"Interrupted: {what}.")
+            outcome = (
+                "the jobs may or may not have been imported" if may_be_committed else "nothing was imported"
+            )
+            print_note(f"Interrupted: {outcome}.")
             raise
     if as_json:
         print_object({"imported": count})
     else:
-        click.echo(f"Imported {counted(count, 'job')}.")
+        click.echo(f"Imported {pluralize(count, 'job')}.")
 
 
 @contextmanager
-def _whole(path: str) -> Iterator[BinaryIO]:
-    """A file that has its name when all is in it, and not before; but a pipe or a device is written to."""
+def _atomic_file(path: str) -> Iterator[BinaryIO]:
+    """Open a file that gets its name only when it is complete; pipes and devices are opened directly."""
     if path == "-":
         yield sys.stdout.buffer
         return
@@ -101,12 +110,12 @@ def _whole(path: str) -> Iterator[BinaryIO]:
         folder = target.absolute().parent
         is_device = folder.is_relative_to("/proc") or folder in {Path("/dev"), Path("/dev/fd")}
         if is_device or (target.exists() and not target.is_file()):
-            # Behind /dev/stdout may be a file that somebody else has opened: never begin that anew.
+            # /dev/stdout may be a file that another program has open, so never truncate it.
             with target.open("ab" if is_device else "wb") as file:
                 yield file
             return
-        target = _resolved(target)  # a link stays one, and what it leads to is written anew
-        # A name of its own, for others may be writing the same file; beside it, so that it can be renamed.
+        target = _resolve(target)  # keep a symbolic link, and replace its target
+        # A unique name, because another process may write the same file; in the same folder, for the rename.
         part = target.with_name(f"{target.name}.{token_hex(4)}.part")
         try:
             with part.open("xb") as file:
@@ -117,28 +126,28 @@ def _whole(path: str) -> Iterator[BinaryIO]:
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:
-        raise click.ClickException(f"{path} cannot be written: {error.strerror}.") from None
+        raise click.ClickException(f"Cannot write {path}: {error.strerror}.") from None
     except BaseException:
-        tell(f"{path} was not written.")
+        print_note(f"{path} was not written.")
         raise
 
 
-def _resolved(path: Path) -> Path:
+def _resolve(path: Path) -> Path:
     try:
         return path.resolve()
-    except RuntimeError:  # links in a circle, until Python 3.13
+    except RuntimeError:  # a loop of symbolic links, before Python 3.13
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
 
 
 @contextmanager
-def _counter(what: str) -> Iterator[Callable[[int], None]]:
-    """How far it came, for a person who waits."""
+def _counter(label: str) -> Iterator[Callable[[int], None]]:
+    """Show the number of jobs so far on a terminal."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
     from rich.progress import Progress, SpinnerColumn, TextColumn  # noqa: PLC0415
 
-    columns = (SpinnerColumn(), TextColumn(f"{what}: {{task.completed:,}}"))
+    columns = (SpinnerColumn(), TextColumn(f"{label}: {{task.completed:,}}"))
     with Progress(*columns, console=console(errors=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task(label, total=None)
         yield lambda count: bar.update(task, completed=count)

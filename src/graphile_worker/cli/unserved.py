@@ -1,4 +1,4 @@
-"""Warnings in ``graphile-worker dev`` about jobs that wait for a task no worker has."""
+"""Warnings of ``graphile-worker dev`` about due jobs whose task no worker has."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import difflib
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from graphile_worker._base.logs import library_logger as logger
+from graphile_worker._base.text import join_truncated, pluralize
 from graphile_worker.errors import GraphileWorkerError
-from graphile_worker.logs import library_logger as logger
-from graphile_worker.wording import counted, some
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -17,37 +17,39 @@ if TYPE_CHECKING:
     from graphile_worker.client import WorkerUtils
 
 _INTERVAL = 2.0
-_SHARE = 50
-"""Counting the jobs takes at most this fraction of the time: a pass over a large table is not free."""
+_PAUSE_FACTOR = 50
+"""The pause is at least this many times as long as the query, which scans all jobs."""
 
 
 async def warn_of_unserved(utils: WorkerUtils, tasks: Collection[str]) -> None:
-    """Warn, once for each task, of jobs that are due and that no Python worker runs. Runs until cancelled.
+    """Warn once for each task that has due jobs but no Python worker, until cancelled.
 
     Args:
-        utils: The worker's, on its connections.
+        utils: The worker's utils, which share its connections.
         tasks: The tasks of this worker.
     """
     warned: set[str] = set()
     while True:
-        began = monotonic()
+        started = monotonic()
         try:
             await _warn(utils, tasks, warned)
-        except GraphileWorkerError as error:  # the worker itself reports that the database is away
-            logger.debug("Jobs without a worker could not be counted: %s", error)
-        await asyncio.sleep(max(_INTERVAL, _SHARE * (monotonic() - began)))
+        except GraphileWorkerError as error:  # the worker itself reports outages
+            logger.debug("Could not count jobs without a worker: %s", error)
+        await asyncio.sleep(max(_INTERVAL, _PAUSE_FACTOR * (monotonic() - started)))
 
 
 async def _warn(utils: WorkerUtils, tasks: Collection[str], warned: set[str]) -> None:
     counts = (await utils.stats()).tasks
-    waiting = {name: one.ready for name, one in counts.items() if one.ready and name not in tasks}
+    waiting = {name: task.ready for name, task in counts.items() if task.ready and name not in tasks}
     if not waiting.keys() - warned:
         return
-    workers = await utils.workers(and_locks=False)
-    served = {task for worker in workers if worker.is_ours and worker.lives for task in worker.tasks or ()}
+    workers = await utils.workers(include_locks=False)
+    served = {task for worker in workers if worker.is_ours and worker.is_alive for task in worker.tasks or ()}
     for name in sorted(waiting.keys() - warned - served):
         warned.add(name)
         near = difflib.get_close_matches(name, {*tasks, *served}, n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else f"This one has: {some(sorted(tasks))}."
-        jobs = counted(waiting[name], "job waits", "jobs wait")
-        logger.warning("%s for the task %r, which no Python worker has. %s", jobs, name, hint)
+        hint = (
+            f"Did you mean {near[0]!r}?" if near else f"This worker's tasks: {join_truncated(sorted(tasks))}."
+        )
+        jobs = pluralize(waiting[name], "job is", "jobs are")
+        logger.warning("%s waiting for the task %r, which no Python worker has. %s", jobs, name, hint)

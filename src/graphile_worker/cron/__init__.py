@@ -1,4 +1,8 @@
-"""Recurring tasks: when they are due. Nothing here does anything: no I/O, and no clock."""
+"""Recurring tasks: crontabs, patterns, and the minutes at which they are due.
+
+The worker's cron scheduler and the command line call this package. It does not access the database, and
+callers pass in the times to check.
+"""
 
 from graphile_worker.cron.builder import Cron
 from graphile_worker.cron.crontab import format_crontab, parse_crontab

@@ -1,8 +1,8 @@
-"""Crontabs: text to items, and back.
+"""Parses and formats crontabs.
 
-A line is ``minute hour day month weekday task ?options {payload}``. In strict mode, which is the default,
-that is what Graphile Worker for Node reads, and means the same. Extended mode has a few things more; a text
-is read in it if its first line says so::
+A line is ``minute hour day month weekday task ?options {payload}``. Strict mode, the default, accepts exactly
+what Graphile Worker for Node accepts, with the same meaning. Extended mode accepts a little more. A crontab
+selects it by its first line::
 
     # graphile-worker: extended
 """
@@ -15,32 +15,32 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from graphile_worker.cron.expression import Word, words_of
-from graphile_worker.cron.item import CronItem, fill_phrase, remember_place
-from graphile_worker.cron.line import EXTENDED, ONLY_EXTENDED, OPTIONS, TASK, Line
+from graphile_worker._base.payload import encode_payload
+from graphile_worker.cron.expression import Word, split_words
+from graphile_worker.cron.item import CronItem, format_fill, set_location
+from graphile_worker.cron.line import EXTENDED, EXTENDED_OPTIONS, OPTIONS, TASK, Line
 from graphile_worker.cron.payloads import parse_payload
 from graphile_worker.errors import ConfigurationError, CrontabError, CrontabProblem
 from graphile_worker.job import JobKeyMode
-from graphile_worker.payload import encode_payload
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_SAYS_EXTENDED = re.compile(r"#\s*graphile-worker\s*:\s*extended\s*")
+_EXTENDED_HEADER = re.compile(r"#\s*graphile-worker\s*:\s*extended\s*")
 
 
 def parse_crontab(text: str, *, strict: bool | None = True, source: str = "crontab") -> list[CronItem]:
-    """The items of a crontab.
+    """Parse a crontab.
 
     Args:
-        text: Its lines.
-        strict: What is read: on, exactly what Graphile Worker for Node reads; off, also the options ``tz``
-            and ``overlap``, names of months and days, steps on ranges, and ``@daily`` and its kin. None means
-            off if the first line is ``# graphile-worker: extended``, and otherwise on.
-        source: What to call it in errors: the name of a file.
+        text: The crontab.
+        strict: Whether to accept exactly what Graphile Worker for Node accepts. If False, also accept the
+            options ``tz`` and ``overlap``, names of months and days, steps on ranges, and nicknames such as
+            ``@daily``. None means False if the first line is ``# graphile-worker: extended``, otherwise True.
+        source: The name of the crontab in errors, for example a file name.
 
     Raises:
-        CrontabError: It tells all that is wrong, with lines and columns.
+        CrontabError: Lines are invalid. The error lists all problems, with lines and columns.
 
     Example:
         >>> from graphile_worker import parse_crontab
@@ -56,19 +56,22 @@ def parse_crontab(text: str, *, strict: bool | None = True, source: str = "cront
 
 
 def read_crontab(text: str, *, source: str = "crontab") -> list[CronItem]:
-    """The items of a crontab that is to be used: what Node reads, and the database refuses, is wrong too."""
+    """Parse a crontab for a worker, in the mode its first line selects.
+
+    Values that Node accepts but the database would reject are errors too.
+    """
     return _read(text, strict=None, source=source, storable=True)
 
 
 def _read(text: object, *, strict: bool | None, source: str, storable: bool) -> list[CronItem]:
     if not isinstance(text, str):
         raise ConfigurationError(
-            f"A crontab is a text, not a {type(text).__name__!r}. A file is read by crontab_file=…; items "
-            "that are made in code are cron_items=…."
+            f"A crontab must be a string, not {type(text).__name__!r}. Pass a file as crontab_file=… and "
+            "CronItem objects as cron_items=…."
         )
     lines = re.split(r"\r?\n", text)
     if strict is None:
-        strict = not _SAYS_EXTENDED.fullmatch(lines[0].strip("\ufeff"))
+        strict = not _EXTENDED_HEADER.fullmatch(lines[0].strip("\ufeff"))
     problems: list[CrontabProblem] = []
     items: list[CronItem] = []
     known: dict[str, int] = {}
@@ -78,13 +81,13 @@ def _read(text: object, *, strict: bool | None, source: str, storable: bool) -> 
             continue
         item = line.read()
         if item is not None:
-            remember_place(item, f"{source}, line {number}")
+            set_location(item, f"{source}, line {number}")
             items.append(item)
         if line.identifier is not None and (first := known.setdefault(line.identifier, number)) != number:
-            line.fault(
+            line.add_fault(
                 Word(line.start, line.identifier),
-                f"the identifier {line.identifier!r} is that of line {first} too; give one of them another: "
-                "?id=…",
+                f"the identifier {line.identifier!r} is already used in line {first}; give one of the lines "
+                "another: ?id=…",
             )
         problems += [
             CrontabProblem(number, fault.word.column + 1, fault.word.text, fault.message)
@@ -96,14 +99,14 @@ def _read(text: object, *, strict: bool | None, source: str, storable: bool) -> 
 
 
 def format_crontab(items: Iterable[CronItem]) -> str:
-    """A crontab with these items, in extended mode if one of them needs it.
+    """Format items as a crontab, in extended mode if an item needs it.
 
     Raises:
-        ConfigurationError: An item has something that a crontab cannot say, such as a function for `match`.
+        ConfigurationError: A crontab cannot express an item, for example because `match` is a function.
 
     Example:
         >>> from graphile_worker import CronItem, format_crontab
-        >>> print(format_crontab([CronItem("report", "0 8 * * *", payload={"to": "Ann"}, fill="2h")]))
+        >>> print(format_crontab([CronItem("report", "0 8 * * *", payload={"to": "Ann"}, backfill="2h")]))
         0 8 * * * report ?fill=2h {"to":"Ann"}
         <BLANKLINE>
     """
@@ -118,34 +121,34 @@ def format_crontab(items: Iterable[CronItem]) -> str:
 
 
 def _format(item: CronItem) -> str:
-    cannot = partial(_cannot, item)
+    reject = partial(_reject, item)
     if not isinstance(item.match, str):
-        cannot("its match is a function")
+        reject("its match is a function")
     if not TASK.fullmatch(item.task):
-        cannot(f"the task's name {item.task!r} is not possible there")
+        reject(f"the task name {item.task!r} is not valid in a crontab")
     if item.flags:
-        cannot("it has flags")
-    if item.backfill.microseconds:
-        cannot(f"its backfill {item.backfill} has fractions of a second")
+        reject("it has flags")
+    if item.backfill_period.microseconds:
+        reject(f"its backfill {item.backfill_period} has fractions of a second")
     values = {
         "id": None if item.identifier == item.task else item.identifier,
-        "fill": fill_phrase(item.backfill) if item.backfill else None,
+        "fill": format_fill(item.backfill_period) if item.backfill_period else None,
         "max": item.max_attempts,
         "queue": item.queue_name,
         "jobKey": item.job_key,
-        "jobKeyMode": _mode_to_say(item),
+        "jobKeyMode": _non_default_mode(item),
         "priority": item.priority,
         "tz": item.tz,
         "overlap": None if item.overlap == "allow" else item.overlap,
     }
-    words = [*words_of(str(item.match)), Word(0, item.task)]
+    words = [*split_words(str(item.match)), Word(0, item.task)]
     options = []
     for key, value in values.items():
         if value is None:
             continue
-        option = {**OPTIONS, **ONLY_EXTENDED}[key]
+        option = {**OPTIONS, **EXTENDED_OPTIONS}[key]
         if not option.allowed.fullmatch(str(value)):
-            cannot(f"{option.argument}={value!r} is not possible there; expected {option.expected}")
+            reject(f"{option.argument}={value!r} is not valid in a crontab; expected {option.expected}")
         options.append(f"{key}={quote(str(value), safe='/:')}")
     line = " ".join(word.text for word in words)
     if options:
@@ -158,17 +161,17 @@ def _format(item: CronItem) -> str:
 def _format_payload(item: CronItem) -> str:
     payload = json.loads(encode_payload(item.payload))
     if not isinstance(payload, dict):
-        _cannot(item, "its payload is no object")
-    compact = json.dumps(payload, separators=(",", ":"))  # escaped, for some characters end a line
+        _reject(item, "its payload is not a JSON object")
+    compact = json.dumps(payload, separators=(",", ":"))  # escaped, because some characters end a line
     if parse_payload(compact) != payload:
-        _cannot(item, "its payload has a number of more digits than JavaScript keeps")
+        _reject(item, "its payload has a number with more digits than JavaScript keeps")
     return compact
 
 
-def _mode_to_say(item: CronItem) -> str | None:
+def _non_default_mode(item: CronItem) -> str | None:
     mode = item.job_key_mode
     return None if mode is None or (item.job_key and mode == JobKeyMode.REPLACE) else str(mode)
 
 
-def _cannot(item: CronItem, why: str) -> None:
-    raise ConfigurationError(f"{item} cannot be written in a crontab: {why}.")
+def _reject(item: CronItem, reason: str) -> None:
+    raise ConfigurationError(f"{item} cannot be written in a crontab: {reason}.")

@@ -1,4 +1,4 @@
-"""`CronItem`: a task, and when jobs of it are to be added."""
+"""`CronItem`: the schedule of a recurring task."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from itertools import takewhile
 from typing import Any, Literal, TypeAlias
 from zoneinfo import ZoneInfo
 
+from graphile_worker._base.durations import LONGEST, Duration, accepts_one_argument
+from graphile_worker._base.payload import as_decoded
 from graphile_worker.cron.expression import Pattern, integer, parse_pattern
-from graphile_worker.cron.schedule import as_minute, fires, occurrences, zone_of
-from graphile_worker.durations import LONGEST, Duration, takes_one
+from graphile_worker.cron.schedule import as_minute, fires, get_zone, occurrences
 from graphile_worker.errors import ConfigurationError, InvalidJobError
-from graphile_worker.job import MOST_JOB_KEY, JobKeyMode, JobSpec
-from graphile_worker.payload import as_decoded
+from graphile_worker.job import MAX_JOB_KEY_LENGTH, JobKeyMode, JobSpec
 
 Predicate: TypeAlias = Callable[[datetime], object]
 Overlap: TypeAlias = Literal["allow", "skip"]
@@ -29,35 +29,33 @@ _LONGEST_FILL = timedelta.max.days
 
 @dataclass(frozen=True)
 class CronItem:
-    """A task, and when jobs of it are to be added.
+    """The schedule of a recurring task.
 
     Args:
         task: The identifier of the task.
-        match: When: a pattern of five fields, as in a crontab, or a function that is called with each minute,
-            an aware datetime in the item's time zone, and says whether it is one.
-        identifier: What the schedule is known by in the database, and must be the only one of; by default the
-            task. Whoever changes it makes a new schedule.
-        payload: What the task gets. The key ``_cron`` is added to it: ``{"ts": …, "backfilled": …}``.
-        backfill: How far to look back, when a worker starts, for minutes that no worker was there for.
+        match: When to add a job: a pattern of five fields, as in a crontab, or a function. The function
+            receives each minute, an aware datetime in the item's time zone, and returns whether it matches.
+        identifier: The unique name of the schedule in the database. Default: the task. A changed identifier
+            creates a new schedule.
+        payload: The payload of the jobs. The key ``_cron`` is added: ``{"ts": …, "backfilled": …}``.
+        backfill: How far back a starting worker adds jobs for minutes in which no worker ran.
         max_attempts: As for any job.
         queue_name: As for any job.
         priority: As for any job.
-        job_key: As for any job: the next run replaces one that has not begun.
+        job_key: As for any job: a new job replaces one that has not started.
         job_key_mode: As for any job.
-        tz: The time zone of the pattern, such as ``"Europe/Paris"``, or the `ZoneInfo` of that name; by
-            default UTC.
-        overlap: ``"skip"`` to add no job while the one before is waiting or running.
+        tz: The time zone of the pattern, such as ``"Europe/Paris"`` or a `ZoneInfo`. Default: UTC.
+        overlap: ``"skip"`` adds no job while the previous one is waiting or running.
         flags: As for any job.
-        pattern: Another name of `match`.
-        fill: Another name of `backfill`, which may be seconds, or a phrase such as ``"2h30m"``.
+        pattern: Another name for `match`.
 
     Raises:
-        ConfigurationError: An argument is wrong.
+        ConfigurationError: An argument is invalid.
 
     Example:
         >>> from datetime import UTC, datetime
         >>> from graphile_worker import CronItem
-        >>> item = CronItem("report", "0 8 * * MON-FRI", tz="Europe/Paris", fill="2h")
+        >>> item = CronItem("report", "0 8 * * MON-FRI", tz="Europe/Paris", backfill="2h")
         >>> str(item.next_after(datetime(2030, 3, 29, 12, tzinfo=UTC)))  # a Friday; Paris has winter time
         '2030-04-01 06:00:00+00:00'
         >>> item.backfill
@@ -68,7 +66,7 @@ class CronItem:
     match: str | Predicate = ""
     identifier: str = ""
     payload: Any = None
-    backfill: timedelta = timedelta(0)
+    backfill: Duration | str = timedelta(0)
     max_attempts: int | None = None
     queue_name: str | None = None
     priority: int | None = None
@@ -78,18 +76,15 @@ class CronItem:
     overlap: Overlap = "allow"
     flags: Iterable[str] | None = None
     pattern: InitVar[str | Predicate | None] = None
-    fill: InitVar[Duration | str | None] = None
-    _place = ""  # where it was declared, for messages: not a field
+    _location = ""  # where the item was declared, for messages; without annotation it is not a field
 
-    def __post_init__(self, pattern: str | Predicate | None, fill: Duration | str | None) -> None:
+    def __post_init__(self, pattern: str | Predicate | None) -> None:
         self._check_names()
         if pattern is not None:
             if self.match:
-                raise ConfigurationError(f"{self} has match and pattern, which mean the same. Give one.")
+                raise ConfigurationError(f"{self} has both match and pattern, which mean the same. Pass one.")
             self._set("match", pattern)
-        if fill is not None and self.backfill:
-            raise ConfigurationError(f"{self} has backfill and fill, which mean the same. Give one.")
-        self._set("backfill", parse_fill(self.backfill if fill is None else fill))
+        self._set("backfill", parse_fill(self.backfill))
         self._set("job_key_mode", self._read_mode())
         if isinstance(self.flags, list | tuple | set):
             self._set("flags", frozenset(self.flags))
@@ -97,11 +92,12 @@ class CronItem:
             raise ConfigurationError(f"{self} has overlap={self.overlap!r}; it must be 'allow' or 'skip'.")
         if self.overlap == "skip" and self.job_key is not None:
             raise ConfigurationError(
-                f"{self} has overlap='skip', which needs the job's key for itself, and job_key too. Give one."
+                f"{self} has both overlap='skip' and job_key, but overlap='skip' sets the job key itself. "
+                "Pass one."
             )
         if isinstance(self.tz, ZoneInfo) and self.tz.key:
             self._set("tz", self.tz.key)
-        _ = self._match, self._zone  # they raise
+        _ = self._match, self._zone  # raise an error if the pattern or the time zone is invalid
 
     def _read_mode(self) -> JobKeyMode | None:
         if self.job_key_mode is None:
@@ -115,14 +111,15 @@ class CronItem:
             ) from None
 
     def _check_names(self) -> None:
-        # Type checkers know what these are; people have been known to pass something else.
+        # Declared as object, because type checkers call these checks redundant. Untyped callers need them.
         task: object = self.task
         identifier: object = self.identifier
         if not isinstance(task, str) or not task:
-            raise ConfigurationError(f"A cron item has the task {task!r}; it must be its identifier.")
+            raise ConfigurationError(f"A cron item has the task {task!r}; it must be a task's identifier.")
         if not isinstance(identifier, str) or "\0" in identifier:
             raise ConfigurationError(
-                f"An item of the task {task!r} has the identifier {identifier!r}, which is no text."
+                f"A cron item of the task {task!r} has the identifier {identifier!r}; it must be a string "
+                "without null characters."
             )
         if not identifier:
             self._set("identifier", task)
@@ -131,7 +128,7 @@ class CronItem:
         object.__setattr__(self, name, value)
 
     def __hash__(self) -> int:
-        return hash((self.task, self.identifier))  # a payload has none
+        return hash((self.task, self.identifier))  # a payload is not hashable
 
     def __str__(self) -> str:
         return f"The cron item {self.identifier!r}"
@@ -144,7 +141,7 @@ class CronItem:
             except ConfigurationError as error:
                 raise ConfigurationError(f"{self}: {error}") from None
         match: object = self.match
-        if not callable(match) or not takes_one(match):
+        if not callable(match) or not accepts_one_argument(match):
             raise ConfigurationError(
                 f"{self} has match={self.match!r}; it must be a pattern, or a function of a datetime."
             )
@@ -155,15 +152,15 @@ class CronItem:
         if self.tz is None:
             return UTC
         try:
-            return zone_of(self.tz)
+            return get_zone(self.tz)
         except ConfigurationError as error:
             raise ConfigurationError(f"{self}: {error}") from None
 
     def matches(self, moment: datetime) -> bool:
-        """Whether a job is to be added at that minute.
+        """Return whether a job is due in this minute.
 
         Args:
-            moment: Its seconds do not count. Without a time zone it is taken for UTC.
+            moment: The time. Seconds are ignored. Without a time zone it is in UTC.
 
         Example:
             >>> from datetime import UTC, datetime
@@ -174,14 +171,14 @@ class CronItem:
         return fires(self._match, self._zone, as_minute(moment))
 
     def next_after(self, moment: datetime) -> datetime | None:
-        """The first minute after that one at which a job is to be added, in UTC.
+        """Return the next minute at which a job is due, in UTC.
 
         Args:
-            moment: Without a time zone it is taken for UTC.
+            moment: The time to start after. Without a time zone it is in UTC.
 
         Returns:
-            None if there is none: on 31 February nothing happens. A function of the caller's is tried for
-            the minutes of a year.
+            None if no minute matches, for example because the pattern is for 31 February. A function is
+            called for each minute of one year.
 
         Example:
             >>> from datetime import UTC, datetime
@@ -193,12 +190,12 @@ class CronItem:
         return next(occurrences(self._match, self._zone, as_minute(moment)), None)
 
     def occurrences(self, after: datetime, until: datetime | None = None) -> Iterator[datetime]:
-        """All minutes after the one, up to the other and including it, at which jobs are to be added, in UTC.
+        """Return all minutes at which jobs are due, in UTC.
 
         Args:
-            after: Without a time zone it is taken for UTC.
-            until: By default there is no end, but that of all dates; or, of a function of the caller's, a
-                year in which it was never true.
+            after: The time to start after. Without a time zone it is in UTC.
+            until: The last minute to include. By default there is no end, except the last possible date. If
+                `match` is a function, a year without a match ends the search.
 
         Example:
             >>> from datetime import UTC, datetime
@@ -212,11 +209,17 @@ class CronItem:
         last = as_minute(until)
         return takewhile(lambda at: at <= last, occurrences(self._match, self._zone, as_minute(after), last))
 
+    @property
+    def backfill_period(self) -> timedelta:
+        """How far back to add jobs for missed minutes."""
+        assert isinstance(self.backfill, timedelta)  # noqa: S101 - converted by __post_init__
+        return self.backfill
+
     def job_at(self, minute: datetime, *, backfilled: bool = False) -> JobSpec:
-        """The job that is added at that minute.
+        """Return the job for this minute.
 
         Raises:
-            ConfigurationError: The database would not take such a job.
+            ConfigurationError: The database would reject the job.
         """
         ts = as_minute(minute)
         cron = {"ts": _javascript_iso(ts), "backfilled": backfilled}
@@ -228,7 +231,7 @@ class CronItem:
                 max_attempts=self.max_attempts,
                 queue_name=self.queue_name,
                 priority=self.priority,
-                job_key=self._own_key if self.overlap == "skip" else self.job_key,
+                job_key=self._overlap_key if self.overlap == "skip" else self.job_key,
                 job_key_mode=None if self.overlap == "skip" else self.job_key_mode,
                 flags=self.flags,
             )
@@ -236,10 +239,10 @@ class CronItem:
             raise ConfigurationError(f"{self}: {error}") from None
 
     @cached_property
-    def _own_key(self) -> str:
-        """The key by which the job before is found: there are not two items with the same identifier."""
+    def _overlap_key(self) -> str:
+        """The key that identifies the previous job. It is unique because the item's identifier is."""
         key = f"_cron:{self.identifier}"
-        return key if len(key) <= MOST_JOB_KEY else f"_cron:{sha256(key.encode()).hexdigest()}"
+        return key if len(key) <= MAX_JOB_KEY_LENGTH else f"_cron:{sha256(key.encode()).hexdigest()}"
 
     @cached_property
     def _stored_payload(self) -> Mapping[str, Any]:
@@ -251,21 +254,21 @@ class CronItem:
 
 @lru_cache(maxsize=128)
 def _javascript_iso(minute: datetime) -> str:
-    """A minute as JavaScript writes it: one text for all items that fire in it."""
+    """Format a minute as JavaScript does. Cached, because many items may be due in the same minute."""
     return f"{minute.isoformat()[:16]}:00.000Z"
 
 
-def remember_place(item: CronItem, place: str) -> None:
-    """Remember where an item was declared, unless that is known: for a message that two are the same."""
-    if not item._place:  # noqa: SLF001 - not a part of what users see
-        object.__setattr__(item, "_place", place)
+def set_location(item: CronItem, location: str) -> None:
+    """Store where an item was declared, unless it is known. An error about duplicates names it."""
+    if not item._location:  # noqa: SLF001 - private to this package
+        object.__setattr__(item, "_location", location)
 
 
 def parse_cron_items(items: Iterable[CronItem | Mapping[str, Any]]) -> list[CronItem]:
-    """Items, given as they are or as dictionaries of their arguments, checked as a whole.
+    """Check cron items, given as `CronItem` objects or as dictionaries of their arguments.
 
     Raises:
-        ConfigurationError: One is wrong, its jobs could not be added, or two have the same identifier.
+        ConfigurationError: An item or its jobs are invalid, or two items have the same identifier.
 
     Example:
         >>> from graphile_worker import parse_cron_items
@@ -275,41 +278,41 @@ def parse_cron_items(items: Iterable[CronItem | Mapping[str, Any]]) -> list[Cron
     """
     if isinstance(items, str | Mapping) or not isinstance(items, Iterable):
         raise ConfigurationError(
-            f"Cron items are a list of CronItem or dict, not {items!r}. A crontab's text is read by "
-            "parse_crontab."
+            f"Cron items must be a list of CronItem or dict, not {items!r}. Use parse_crontab for the text "
+            "of a crontab."
         )
     found: dict[str, CronItem] = {}
     for number, given in enumerate(items):
-        item = given if isinstance(given, CronItem) else _item_of(given)
-        remember_place(item, f"cron_items[{number}]")
-        item.job_at(datetime.now(UTC))  # raises if the database would not take it
+        item = given if isinstance(given, CronItem) else _item_from_dict(given)
+        set_location(item, f"cron_items[{number}]")
+        item.job_at(datetime.now(UTC))  # raises an error if the database would reject the job
         if item.identifier in found:
-            places = [one._place for one in (found[item.identifier], item)]  # noqa: SLF001
+            locations = [one._location for one in (found[item.identifier], item)]  # noqa: SLF001
             raise ConfigurationError(
                 f"There are two cron items with the identifier {item.identifier!r}: "
-                f"{' and '.join(places)}. Give one another identifier, by identifier=… (in a crontab ?id=…): "
-                "a schedule is known by it."
+                f"{' and '.join(locations)}. Give one of them another identifier with identifier=… (in a "
+                "crontab: ?id=…)."
             )
         found[item.identifier] = item
     return list(found.values())
 
 
-def _item_of(given: object) -> CronItem:
+def _item_from_dict(given: object) -> CronItem:
     if not isinstance(given, Mapping):
-        raise ConfigurationError(f"A cron item is a CronItem or a dict, not {given!r}.")
-    names = [*(field.name for field in fields(CronItem)), "pattern", "fill"]
+        raise ConfigurationError(f"A cron item must be a CronItem or a dict, not {given!r}.")
+    names = [*(field.name for field in fields(CronItem)), "pattern"]
     for name in given:
         if name not in names:
             near = difflib.get_close_matches(str(name), names, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(names)}."
-            raise ConfigurationError(f"A cron item has no {name!r}. {hint}")
+            hint = f"Did you mean {near[0]!r}?" if near else f"Options: {', '.join(names)}."
+            raise ConfigurationError(f"A cron item has no option {name!r}. {hint}")
     if "task" not in given:
         raise ConfigurationError(f"A cron item needs a task: {given!r}.")
     return CronItem(**given)
 
 
 def parse_fill(period: object) -> timedelta:
-    """How far to look back: seconds, a timedelta, or a phrase such as ``4w3d2h1m``.
+    """Parse a backfill period: seconds, a timedelta, or a phrase such as ``4w3d2h1m``.
 
     >>> parse_fill("4w3d2h1m") // timedelta(minutes=1)
     44761
@@ -320,18 +323,18 @@ def parse_fill(period: object) -> timedelta:
         return timedelta(seconds=period)
     if not isinstance(period, str) or not FILL.fullmatch(period):
         raise ConfigurationError(
-            f"A backfill of {period!r} is not understood; it must be seconds, a timedelta, or a phrase of "
-            "numbers, each with w, d, h, m or s: '4w3d2h1m'."
+            f"Invalid backfill {period!r}: it must be seconds, a timedelta, or a phrase of numbers, each "
+            "with w, d, h, m or s: '4w3d2h1m'."
         )
     total = sum(integer(part[:-1]) * _UNITS[part[-1]] for part in re.findall(r"[0-9]+[smhdw]", period))
     days, rest = divmod(total, _UNITS["d"])
     return timedelta(days=days, seconds=rest) if days < _LONGEST_FILL else timedelta(days=_LONGEST_FILL)
 
 
-def fill_phrase(period: timedelta) -> str:
-    """The phrase that means this.
+def format_fill(period: timedelta) -> str:
+    """Format a backfill period as a phrase.
 
-    >>> fill_phrase(timedelta(days=8, minutes=90))
+    >>> format_fill(timedelta(days=8, minutes=90))
     '1w1d1h30m'
     """
     rest, phrase = period.days * _UNITS["d"] + period.seconds, ""

@@ -1,4 +1,4 @@
-"""JSON5, the notation of payloads in a crontab, as Node understands and stores it."""
+"""Parses the JSON5 payloads of a crontab to the values that Node would store."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_MOST_PLAIN = 1e21
-"""JavaScript writes integers from here on with an exponent."""
-_WHERE = re.compile(r"<string>:\d+ (?P<what>.*) at column (?P<column>\d+)", re.DOTALL)
+_EXPONENT_FROM = 1e21
+"""JavaScript writes integers from this one on with an exponent."""
+_PARSER_ERROR = re.compile(r"<string>:\d+ (?P<what>.*) at column (?P<column>\d+)", re.DOTALL)
 _INDEX = re.compile(r"0|[1-9][0-9]{0,9}")
-_MOST_INDEX = 2**32 - 2
+_MAX_INDEX = 2**32 - 2
 
 
 _STRING_OR_COMMENT = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|/\*.*?\*/|//[^\n\r\u2028\u2029]*"""
@@ -24,10 +24,10 @@ _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 
 
 class PayloadFaultError(ValueError):
-    """It is no JSON5.
+    """A payload is not valid JSON5.
 
     Attributes:
-        column: Where; the first is 0.
+        column: The column of the problem. The first is 0.
     """
 
     def __init__(self, message: str, column: int) -> None:
@@ -36,7 +36,7 @@ class PayloadFaultError(ValueError):
 
 
 def parse_payload(text: str) -> dict[str, Any]:
-    """The object that a text in JSON5 means, once Node has written it as JSON.
+    """Parse a JSON5 object, with the values that Node writes as JSON.
 
     >>> parse_payload("{big: 0xFFFFFFFFFFFFFFFF, none: NaN, again: 1, again: 2.0, }")
     {'big': 18446744073709552000, 'none': None, 'again': 2}
@@ -44,19 +44,19 @@ def parse_payload(text: str) -> dict[str, Any]:
     try:
         return _read(json.loads, text)
     except ValueError:
-        pass  # it is more than JSON, which is read a hundred times faster
+        pass  # it may be JSON5; JSON is tried first because it is parsed a hundred times faster
     except RecursionError:
         raise PayloadFaultError("the payload is nested too deeply", 0) from None
-    import json5  # noqa: PLC0415 - it takes its time, and most programs have no use for it
+    import json5  # noqa: PLC0415 - the import is slow, and most programs don't need it
 
     try:
         payload = _read(json5.loads, text)
     except ValueError as error:
-        found = _WHERE.fullmatch(str(error))
+        found = _PARSER_ERROR.fullmatch(str(error))
         if found is None:
-            raise PayloadFaultError(f"the payload is no JSON5: {error}", 0) from None
+            raise PayloadFaultError(f"the payload is not valid JSON5: {error}", 0) from None
         what = found["what"].replace("Unexpected", "unexpected")
-        raise PayloadFaultError(f"the payload is no JSON5: {what}", int(found["column"]) - 1) from None
+        raise PayloadFaultError(f"the payload is not valid JSON5: {what}", int(found["column"]) - 1) from None
     except RecursionError:
         raise PayloadFaultError("the payload is nested too deeply", 0) from None
     _check_names(text)
@@ -64,13 +64,13 @@ def parse_payload(text: str) -> dict[str, Any]:
 
 
 def _check_names(text: str) -> None:
-    """Refuse keys without quotes in which an escape stands for what could not stand there itself."""
+    """Reject unquoted keys with an escape for a character that is not allowed in such a key."""
     if "\\u" not in text:
         return
     for found in _NAME.finditer(text):
         name = found["name"] or ""
         if "\\" in name and not _is_name(_ESCAPE.sub(lambda escape: chr(int(escape[1], 16)), name)):
-            raise PayloadFaultError(f"the payload is no JSON5: {name!r} is no key", found.start())
+            raise PayloadFaultError(f"the payload is not valid JSON5: invalid key {name!r}", found.start())
 
 
 def _is_name(text: str) -> bool:
@@ -89,10 +89,10 @@ def _read(loads: Callable[..., Any], text: str) -> dict[str, Any]:
 
 
 def _integer(text: str, base: int = 10) -> int | float | None:
-    return _double(text) if base != 16 else _shown(_of_hex(text))  # noqa: PLR2004
+    return _double(text) if base != 16 else _javascript_number(_from_hex(text))  # noqa: PLR2004
 
 
-def _of_hex(text: str) -> float:
+def _from_hex(text: str) -> float:
     try:
         return float(int(text, 16))
     except OverflowError:
@@ -100,29 +100,29 @@ def _of_hex(text: str) -> float:
 
 
 def _double(text: str) -> int | float | None:
-    return _shown(float(text))
+    return _javascript_number(float(text))
 
 
-def _shown(number: float) -> int | float | None:
-    """JavaScript has no numbers but doubles, and JSON no infinity; integers are written by their digits."""
+def _javascript_number(number: float) -> int | float | None:
+    """Return a double as JavaScript writes it to JSON: infinity as null, an integer by its digits."""
     if not math.isfinite(number):
         return None
-    if number.is_integer() and abs(number) < _MOST_PLAIN:
+    if number.is_integer() and abs(number) < _EXPONENT_FROM:
         return int(Decimal(repr(number)))
     return number
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Keys that are indexes come first, in JavaScript; the last value of a key counts, at its first place."""
-    found = {_text(key): _text(value) for key, value in pairs}
-    indexes = sorted((int(key), key) for key in found if _INDEX.fullmatch(key) and int(key) <= _MOST_INDEX)
+    """Order keys as JavaScript does, array indexes first. The last value of a repeated key counts."""
+    found = {_join_surrogates(key): _join_surrogates(value) for key, value in pairs}
+    indexes = sorted((int(key), key) for key in found if _INDEX.fullmatch(key) and int(key) <= _MAX_INDEX)
     return {key: found[key] for key in [*(key for _, key in indexes), *found]} if indexes else found
 
 
-def _text(value: Any) -> Any:
-    r"""Pairs of surrogates that were written one by one (``\ud83d\ude00``) are one character."""
+def _join_surrogates(value: Any) -> Any:
+    r"""Join escaped surrogate pairs (``\ud83d\ude00``) into one character."""
     if isinstance(value, list):
-        return [_text(item) for item in value]
+        return [_join_surrogates(item) for item in value]
     if not isinstance(value, str) or value.isascii():
         return value
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")

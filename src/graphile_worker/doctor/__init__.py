@@ -1,7 +1,10 @@
-"""Examining a queue: what is wrong with it, how bad that is, and what to do about it.
+"""Diagnosis of a queue: problems, how severe they are, and how to fix them.
 
-A check is a function that looks at one thing and says what it found. Whatever happens to one does not keep
-the others from looking.
+Each check is a function that examines one aspect and returns findings. An error of one check does not stop
+the others. `server` has the checks of the connection and the server, `schema` those of rights and schema,
+`upkeep` those of vacuum and transactions, and `work` those of workers, queues, locks and tasks.
+
+``graphile-worker doctor`` and users call `examine`. The checks only read, through `_db.queries.diagnostics`.
 """
 
 from __future__ import annotations
@@ -10,11 +13,10 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from graphile_worker._db.connect import Pool
-from graphile_worker._db.sql import DEFAULT_SCHEMA, Schema
-from graphile_worker._db.symptoms import MayNotLookError
-from graphile_worker.doctor import schema as schema_checks
-from graphile_worker.doctor import server, upkeep, work
+from graphile_worker._db.connection.connect import Pool
+from graphile_worker._db.queries.diagnostics import NotPermittedError
+from graphile_worker._db.sql_files import DEFAULT_SCHEMA, Schema
+from graphile_worker.doctor import schema as schema_checks, server, upkeep, work
 from graphile_worker.doctor.finding import Finding, Level
 from graphile_worker.doctor.subject import Limits, Subject
 from graphile_worker.errors import DatabaseError, GraphileWorkerError, SchemaMissingError
@@ -22,19 +24,19 @@ from graphile_worker.errors import DatabaseError, GraphileWorkerError, SchemaMis
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    Look = Callable[[Subject], Awaitable[Finding | list[Finding]]]
+    CheckFunction = Callable[[Subject], Awaitable[Finding | list[Finding]]]
 
 __all__ = ["CHECKS", "Finding", "Level", "Limits", "examine"]
 
 
 class Check(NamedTuple):
-    """One thing to look at."""
+    """A check, and what it needs."""
 
     name: str
-    look: Look
+    run: CheckFunction
     needs_schema: bool = False
     needs_rows: bool = False
-    """Whether it says nothing if row level security hides the rows."""
+    """Whether the check is skipped if row level security hides the rows."""
 
 
 CHECKS = (
@@ -51,6 +53,7 @@ CHECKS = (
     Check("autovacuum", upkeep.check_autovacuum, needs_schema=True),
     Check("dead rows", upkeep.check_dead_rows, needs_schema=True),
     Check("oldest transaction", upkeep.check_transactions),
+    Check("history", upkeep.check_history, needs_schema=True),
     Check("workers", work.check_workers, needs_schema=True),
     Check("queues", work.check_queues, needs_schema=True, needs_rows=True),
     Check("locks", work.check_locks, needs_schema=True, needs_rows=True),
@@ -68,8 +71,18 @@ async def examine(
     limits: Limits | None = None,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> AsyncIterator[Finding]:
-    """Look at everything, and tell each finding when it is known."""
-    # Without prepared statements, whatever workers do: it must be able to look through any pooler.
+    """Run all checks, and yield each finding as soon as it is known.
+
+    Args:
+        dsn: Connection string of the database; None for the PG* variables.
+        schema: Schema of the queue.
+        listen: Whether workers use LISTEN.
+        listen_dsn: Connection string that workers use for LISTEN, if it is another one.
+        prepared_statements: Whether workers use prepared statements.
+        limits: Thresholds of warnings and errors.
+        clock: Returns the time of this machine.
+    """
+    # Without prepared statements, whatever workers use: the checks must work through any pooler.
     pool = Pool(dsn, max_size=2, prepared_statements=False)
     async with AsyncExitStack() as closing:
         closing.push_async_callback(pool.close)
@@ -93,32 +106,34 @@ async def examine(
             yield server.unreachable(error)
             return
         for check in CHECKS:
-            for finding in await _made(check, subject):
+            for finding in await _run_check(check, subject):
                 yield finding
 
 
-async def _made(check: Check, subject: Subject) -> list[Finding]:
+async def _run_check(check: Check, subject: Subject) -> list[Finding]:
     rights = subject.rights
     if check.needs_schema and rights is not None and not rights.schema_exists:
-        return []  # one finding says that it is not installed; there is no more to say
+        return []  # the check of the schema reports that it is not installed
     if check.needs_rows and rights is not None and rights.hidden_tables:
-        return [_unseen(check, "Row level security hides the rows from this role.")]
+        return [_not_permitted(check, "Row level security hides the rows from this role.")]
     try:
-        found = await check.look(subject)
-    except MayNotLookError as error:
-        return [_unseen(check, str(error))]
+        found = await check.run(subject)
+    except NotPermittedError as error:
+        return [_not_permitted(check, str(error))]
     except SchemaMissingError:
-        return [_unseen(check, "Something of the schema is missing.")]
+        return [_not_permitted(check, "A part of the schema is missing.")]
     except GraphileWorkerError as error:
         return [_failed(check, error)]
     return found if isinstance(found, list) else [found]
 
 
 def _failed(check: Check, error: GraphileWorkerError) -> Finding:
-    advice = "Examine it again. If that stays, mend what the other findings say, and see the server's log."
-    return Finding(check=check.name, level=Level.WARNING, says=f"Could not look: {error}", advice=advice)
+    advice = "Run the doctor again. If the error persists, fix the other findings, and see the server's log."
+    return Finding(check=check.name, level=Level.WARNING, message=f"The check failed: {error}", advice=advice)
 
 
-def _unseen(check: Check, why: str) -> Finding:
-    advice = "See the findings about rights and schema; or examine it as the owner of the schema."
-    return Finding(check=check.name, level=Level.NOTE, says=f"May not look: {why}", advice=advice)
+def _not_permitted(check: Check, reason: str) -> Finding:
+    advice = "See the findings about rights and schema, or run the doctor as the owner of the schema."
+    return Finding(
+        check=check.name, level=Level.NOTE, message=f"The check was skipped: {reason}", advice=advice
+    )

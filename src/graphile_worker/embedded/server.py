@@ -1,4 +1,4 @@
-"""`EmbeddedPostgres`: a server in a folder, and how processes share it."""
+"""`EmbeddedPostgres`: a server in a folder, shared between processes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from graphile_worker.errors import ConfigurationError, EmbeddedServerError, Miss
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# pg_ctl puts the path between double quotes of a shell; a list of socket folders is split at commas.
-_UNFIT = frozenset('"$`\\\n\0,')
+# pg_ctl passes the path to a shell in double quotes; a list of socket folders is split at commas.
+_FORBIDDEN_CHARACTERS = frozenset('"$`\\\n\0,')
 _GITIGNORE = ".gitignore"
 _START_LOCK, _USERS_LOCK, _WATCHER_LOCK = "start.lock", "users.lock", "watcher.lock"
 
@@ -30,15 +30,14 @@ _START_LOCK, _USERS_LOCK, _WATCHER_LOCK = "start.lock", "users.lock", "watcher.l
 class EmbeddedPostgres:
     """A PostgreSQL server in a folder, shared by all processes that name the folder.
 
-    The first to come starts it, the last to leave stops it; a process that crashes has left.
+    The first process starts the server, and the last process to close it stops it. A crash counts as closing.
 
     Args:
-        path: The folder, made if missing. By default one in the user's data folder.
-        port: For TCP on 127.0.0.1 beside the socket: a port, or 0 for a free one.
+        path: The folder, created if missing [a folder in the user's data folder].
+        port: A TCP port on 127.0.0.1 in addition to the socket, or 0 for a free port.
         parameters: Server settings as in ``postgresql.conf``.
-        binaries: A PostgreSQL installation (the folder above its ``bin``), in place of the one that
-            the ``embedded`` extra brings.
-        remove: Remove the folder when the server stops.
+        binaries: A PostgreSQL installation: the folder above its ``bin`` [the one of the ``embedded`` extra].
+        remove: Whether to remove the folder when the server stops.
 
     Example:
         >>> from graphile_worker.embedded import EmbeddedPostgres
@@ -56,16 +55,16 @@ class EmbeddedPostgres:
         remove: bool = False,
     ) -> None:
         self._user = ServerUser.find()
-        self._binaries = Binaries(Path(binaries)) if binaries else Binaries.of_extra()
+        self._binaries = Binaries(Path(binaries)) if binaries else Binaries.from_extra()
         self.path = _absolute(path) if path else _default_path(self._user)
         if port is not None and port not in range(65536):
-            raise ConfigurationError(f"port is {port!r}; it must be from 0 to 65535.")
+            raise ConfigurationError(f"Invalid port {port!r}: must be from 0 to 65535.")
         self._port = port
         self._parameters = dict(parameters or {})
         self._remove = remove
         self._cluster: Cluster | None = None
         self._running: Running | None = None
-        self._share: int | None = None
+        self._users_lock: int | None = None
 
     def __repr__(self) -> str:
         return f"EmbeddedPostgres({str(self.path)!r})"
@@ -78,49 +77,49 @@ class EmbeddedPostgres:
         self.close()
 
     def start(self) -> None:
-        """Join the server in the folder; make it and start it if it is not there."""
-        if self._share is not None:
+        """Use the server in the folder; create and start it if necessary."""
+        if self._users_lock is not None:
             return
         self._check_folder()
         with ExitStack() as locks:
             locks.enter_context(self._lock(_START_LOCK, fcntl.LOCK_EX))
             self._hide_from_git()
-            # Waits here for a watcher that is just stopping the server.
+            # Wait for a watcher that is stopping the server.
             users = locks.enter_context(self._lock(_USERS_LOCK, fcntl.LOCK_SH))
             cluster = Cluster(self.path, self._binaries.reachable_by(self._user), self._user)
             cluster.make()
-            # The watcher first: should we die while the server starts, somebody stops it.
+            # Start the watcher first: it stops the server if this process dies while the server starts.
             self._ensure_watcher(cluster)
             running = cluster.find_running()
             if running is None:
                 running = cluster.start(self._parameters, self._free_port())
             else:
-                self._check_wishes(cluster, running)
-            # A duplicate shares the lock, and outlives the one that is closed here.
-            self._cluster, self._running, self._share = cluster, running, os.dup(users)
+                self._check_settings(cluster, running)
+            # The duplicate descriptor keeps the lock when the original is closed below.
+            self._cluster, self._running, self._users_lock = cluster, running, os.dup(users)
 
     def close(self) -> None:
-        """Leave. If nobody else uses the server it has stopped when this returns."""
-        if self._share is None or self._cluster is None:
+        """Stop using the server. If it has no other users, it has stopped when this method returns."""
+        if self._users_lock is None or self._cluster is None:
             return
         try:
-            # Ours alone only if we are the last; the watcher does the same for those who crash.
-            fcntl.flock(self._share, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Only the last user gets the exclusive lock. The watcher does the same after a crash.
+            fcntl.flock(self._users_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._cluster.stop()
             if self._remove:
                 shutil.rmtree(self.path, ignore_errors=True)
         except BlockingIOError:
-            pass  # the others go on with it
+            pass  # other processes still use it
         finally:
-            # Said explicitly: a forked child has the descriptor too, and would hold the lock on.
-            fcntl.flock(self._share, fcntl.LOCK_UN)
-            os.close(self._share)
-            self._share = self._running = None
+            # Unlock explicitly: a forked child has the descriptor too, and would keep the lock.
+            fcntl.flock(self._users_lock, fcntl.LOCK_UN)
+            os.close(self._users_lock)
+            self._users_lock = self._running = None
 
     def dsn(self, database: str = SUPERUSER, *, tcp: bool = False) -> str:
-        """A connection string for the superuser: by the socket, or by TCP if a port was asked for."""
+        """Return a connection string for the superuser, over the socket or over TCP if a port was given."""
         if self._running is None or self._cluster is None:
-            raise EmbeddedServerError(f"The server in {self.path} was not started.")
+            raise EmbeddedServerError(f"The server in {self.path} is not started: call start() first.")
         name = quote(database, safe="")
         if tcp:
             if not self._running.listens:
@@ -136,37 +135,38 @@ class EmbeddedPostgres:
         return Cluster(self.path, self._binaries, self._user).log
 
     def _check_folder(self) -> None:
-        if unfit := sorted(set(str(self.path)) & _UNFIT):
+        if forbidden := sorted(set(str(self.path)) & _FORBIDDEN_CHARACTERS):
             raise EmbeddedServerError(
-                f"The folder {str(self.path)!r} has a character in its name that PostgreSQL's programs "
-                f"stumble over: {' '.join(map(repr, unfit))}. Name another."
+                f"Invalid folder {str(self.path)!r}: PostgreSQL's programs do not support the character "
+                f"{' '.join(map(repr, forbidden))} in its name. Use another folder."
             )
         try:
-            self._check_way()
+            self._check_parents()
             make_open_folder(self.path)
             status = self.path.stat()
             entries = {entry.name for entry in self.path.iterdir()}
         except OSError as error:
             raise EmbeddedServerError(f"The folder {self.path} cannot be used: {error}.") from error
-        # Whoever may write here could lead us to a server, or to files, of their choice.
+        # A user who can write here could redirect this process to another server, or to other files.
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise EmbeddedServerError(
-                f"The folder {self.path} is another user's, or others may write to it. Name another folder."
+                f"The folder {self.path} belongs to another user, or other users may write to it. "
+                "Use another folder."
             )
         if entries and _START_LOCK not in entries:
             raise EmbeddedServerError(
-                f"The folder {self.path} holds other files. Name a new or an empty one."
+                f"The folder {self.path} holds other files. Use a new or an empty folder."
             )
 
-    def _check_way(self) -> None:
+    def _check_parents(self) -> None:
         for folder in reversed([self.path, *self.path.parents]):
             if folder.exists() and not folder.is_dir():
                 raise EmbeddedServerError(f"{folder} is not a folder.")
         closed = self._user.closed_folder_above(self.path / "data")
         if closed is not None:
             raise EmbeddedServerError(
-                f"The server runs as {self._user.name}, because PostgreSQL does not run as root, and "
-                f"{closed} is closed to that user. Name a folder elsewhere, for example "
+                f"The server runs as {self._user.name}, because PostgreSQL does not run as root, but "
+                f"{closed} is closed to that user. Use another folder, for example "
                 f"{SYSTEM_FOLDER / self.path.name}."
             )
 
@@ -183,7 +183,7 @@ class EmbeddedPostgres:
             os.close(descriptor)
 
     def _hide_from_git(self) -> None:
-        """A database is nothing to commit, in whatever repository its folder is."""
+        """Ignore the folder in Git: a database should not be committed."""
         with suppress(OSError), (self.path / _GITIGNORE).open("x") as file:
             file.write("*\n")
 
@@ -192,17 +192,22 @@ class EmbeddedPostgres:
             suppress(BlockingIOError),
             self._lock(_WATCHER_LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB) as lock,
         ):
-            # The lock is ours, so there is no watcher. The new one inherits the lock with the
-            # descriptor; there is no moment in which two could be started.
-            as_whom = self._user.run_as
+            # This process got the lock, so no watcher runs. The new watcher inherits the lock with the
+            # descriptor, so two can never be started.
+            run_as = self._user.run_as
             socket_folder = cluster.short_socket_folder()
             subprocess.run(
                 [
                     sys.executable,
-                    *("-I", "-S", watcher.__file__),
-                    *(str(self.path / _USERS_LOCK), str(lock), str(socket_folder or "")),
+                    "-I",
+                    "-S",
+                    watcher.__file__,
+                    str(self.path / _USERS_LOCK),
+                    str(lock),
+                    str(socket_folder or ""),
                     str(self.path) if self._remove else "",
-                    *(str(as_whom.get("user", "")), str(as_whom.get("group", ""))),
+                    str(run_as.get("user", "")),
+                    str(run_as.get("group", "")),
                     *cluster.stop_command(),
                 ],
                 check=True,
@@ -222,8 +227,8 @@ class EmbeddedPostgres:
             port: int = probe.getsockname()[1]
             return port
 
-    def _check_wishes(self, cluster: Cluster, running: Running) -> None:
-        """A server that runs keeps its settings: say so where they are not what was asked for."""
+    def _check_settings(self, cluster: Cluster, running: Running) -> None:
+        """Raise an error if the running server lacks a requested setting: it keeps its own settings."""
         command_line = cluster.options_of_running()
         missing = [
             f"{name}={value}"
@@ -234,8 +239,8 @@ class EmbeddedPostgres:
             missing.append(f"port={self._port}")
         if missing:
             raise ConfigurationError(
-                f"The server in {self.path} is in use already, without {', '.join(missing)}. "
-                "Close its users first, or name another folder."
+                f"The server in {self.path} is already in use without {', '.join(missing)}. "
+                "Stop the processes that use it first, or use another folder."
             )
 
 
@@ -259,5 +264,5 @@ def _default_path(user: ServerUser) -> Path:
         return platformdirs.user_data_path("graphile-worker") / "embedded"
     except RuntimeError as error:
         raise EmbeddedServerError(
-            "This user has no home folder for an embedded server. Name a folder: embedded:/some/folder"
+            "This user has no home folder for an embedded server. Pass a folder: embedded:/some/folder"
         ) from error

@@ -1,9 +1,13 @@
-"""Stops an embedded server when its last user is gone. A program, not a module to import.
+"""Stop an embedded server when its last user is gone. A program, not a module to import.
 
-Run with the standard library alone, so that it starts fast and stays small. Its arguments: the lock file of
-the users, the descriptor of the watcher's own lock (inherited, already held), the socket's folder if it has
-one of its own, the server's folder if it is to be removed, the user and group to stop the server as if it is
-not us, and the command that stops it.
+It uses only the standard library, so that it starts fast and stays small. Its arguments are:
+
+- the users' lock file,
+- the descriptor of the watcher's own lock (inherited, already held),
+- the socket's folder, if it is a separate one,
+- the server's folder, if it must be removed,
+- the user and the group that stop the server, if not the current ones,
+- the command that stops the server.
 """
 
 import fcntl
@@ -23,14 +27,14 @@ def main(
     group: str,
     *stop_command: str,
 ) -> None:
-    """Wait for the exclusive lock, stop the server, let go of both locks."""
-    # Detached twice, so that the watcher is nobody's child and outlives whoever started it.
+    """Wait for the exclusive lock, stop the server, and release both locks."""
+    # Fork a second time, so that the watcher has no parent and outlives the process that started it.
     if os.fork():
         os._exit(0)
     os.chdir("/")
     users = os.open(users_lock, os.O_RDWR)
     fcntl.flock(users, fcntl.LOCK_EX)
-    if _is_still_there(users, users_lock):
+    if _is_same_file(users, users_lock):
         subprocess.run(
             stop_command,
             check=False,
@@ -43,14 +47,14 @@ def main(
         )
         for folder in filter(None, (socket_folder, server_folder)):
             shutil.rmtree(folder, ignore_errors=True)
-    # In this order: a newcomer that waits for the users' lock must not find the watcher's still held and take
-    # a watcher that is about to end for one that watches.
+    # In this order: a new user that gets the users' lock must not find the watcher's lock still held, and so
+    # assume that this watcher keeps watching.
     os.close(int(watcher_lock))
     os.close(users)
 
 
-def _is_still_there(descriptor: int, path: str) -> bool:
-    """Whether the folder is the one we watch, and not a new one where the old one was deleted."""
+def _is_same_file(descriptor: int, path: str) -> bool:
+    """Return whether the folder is the watched one, not a new folder that replaced a deleted one."""
     try:
         return os.path.samestat(os.fstat(descriptor), Path(path).stat())
     except FileNotFoundError:

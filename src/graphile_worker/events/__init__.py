@@ -1,11 +1,18 @@
-"""What a worker tells those who watch it: a class for each event.
+"""The events that a worker emits: one class per event.
 
-The `name` of an event is the one it has in Graphile Worker.
+The modules are named after the subject of their events: `job`, `worker` (a slot of a worker), `pool` (a
+worker process) and `cron`. `emitter` calls the listeners. The worker's packages emit events, and users
+listen. Nothing in here knows how a worker works.
+
+The `name` of an event is the same as in Graphile Worker.
 """
 
-from graphile_worker.events.of_schedules import *  # noqa: F403
-from graphile_worker.events.of_workers import *  # noqa: F403
-from graphile_worker.events.of_workers import Event
+from graphile_worker.events.base import *  # noqa: F403
+from graphile_worker.events.base import Event
+from graphile_worker.events.cron import *  # noqa: F403
+from graphile_worker.events.job import *  # noqa: F403
+from graphile_worker.events.pool import *  # noqa: F403
+from graphile_worker.events.worker import *  # noqa: F403
 
 
 def _all_events(base: type[Event] = Event) -> dict[str, type[Event]]:

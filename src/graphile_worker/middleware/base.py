@@ -1,4 +1,4 @@
-"""`Middleware`: the class to derive from."""
+"""`Middleware`: the base class of all middleware."""
 
 from __future__ import annotations
 
@@ -13,35 +13,37 @@ if TYPE_CHECKING:
 
     from graphile_worker.context import JobContext
     from graphile_worker.job import Job, JobSpec
+    from graphile_worker.middleware.attached import AttachedWorker
 
 
 class Running(Protocol):
     """The rest of running a job: other middleware, then the task."""
 
     def __call__(self, payload: Any = ..., /) -> Awaitable[Any]:
-        """Run it, with another payload if one is given; returns what the task returned."""
+        """Run the job, with another payload if one is given, and return the task's return value."""
 
 
 class Adding(Protocol):
     """The rest of adding jobs: other middleware, then the database."""
 
     def __call__(self, specs: Sequence[JobSpec] = ..., /) -> Awaitable[Sequence[Job]]:
-        """Add them, or others in their place."""
+        """Add the jobs, or the given ones instead, and return the added jobs."""
 
 
 class Middleware:
-    """Stands around the running of jobs, the adding of jobs, or both: override what you need.
+    """Base class for code that runs around jobs, around adding jobs, or before claims.
 
-    The first of a list is the outermost. A method may be ``async def``, or a plain ``def`` that returns what
-    `proceed` returned.
+    Override one or more of `execute`, `enqueue`, `claim_limit` and `attach`. The first middleware of a list
+    is the outermost. `execute` and `enqueue` may be ``async def``, or a plain ``def`` that returns the value
+    of `proceed`.
 
     Example:
         >>> import asyncio
         >>> from graphile_worker import App, Middleware
         >>> class Tenants(Middleware):
         ...     async def enqueue(self, specs, proceed):
-        ...         ours = [spec.replace(payload={**spec.payload, "tenant": 7}) for spec in specs]
-        ...         return await proceed(ours)
+        ...         tagged = [spec.replace(payload={**spec.payload, "tenant": 7}) for spec in specs]
+        ...         return await proceed(tagged)
         ...
         ...     async def execute(self, ctx, proceed):
         ...         print("tenant", ctx.job.payload["tenant"])
@@ -60,79 +62,123 @@ class Middleware:
     """
 
     def execute(self, ctx: JobContext[Any], proceed: Running) -> Any:  # noqa: ARG002
-        """A job is to run. Called on the event loop, wherever its task runs.
+        """Run a job. Called on the event loop, even if the task runs on a thread or in a process.
 
-        ``await proceed()`` runs the job, ``await proceed(payload)`` with another payload, and raises what the
-        task raised. Without it the job is done, and its task was not called. To raise is to fail;
-        `Retry`, `Fail`, `Snooze` and `Cancel` mean what they mean in a task.
+        ``await proceed()`` runs the job, and ``await proceed(payload)`` runs it with another payload. Both
+        raise the task's exception. Without a call of `proceed` the job succeeds, and its task is not called.
+        An exception fails the job. `Retry`, `Fail`, `Snooze` and `Cancel` have the same meaning as in a task.
+
+        Args:
+            ctx: The job's context, as the task receives it.
+            proceed: Calls the next middleware or the task.
         """
-        return proceed()  # pragma: no cover - who does not override it is not asked
+        return proceed()  # pragma: no cover - only called if overridden
 
     def enqueue(self, specs: Sequence[JobSpec], proceed: Adding) -> Any:  # noqa: ARG002
-        """Jobs are to be added: one, or many at once; by an application, by a task, or by a crontab.
+        """Add jobs: one or many at once, from an application, a task or a crontab.
 
-        Returns the jobs: ``await proceed()`` adds them as they are, ``await proceed(specs)`` others in their
-        place: fewer, or none, too.
+        ``await proceed()`` adds the jobs as they are. ``await proceed(specs)`` adds other jobs instead, which
+        may be fewer or none.
+
+        Args:
+            specs: The jobs to add.
+            proceed: Calls the next middleware or adds the jobs to the database.
+
+        Returns:
+            The added jobs. None means the jobs that `proceed` added.
         """
-        return proceed()  # pragma: no cover - the same
+        return proceed()  # pragma: no cover - only called if overridden
 
-    def room(self, task: str, in_hand: int) -> int | None:  # noqa: ARG002
-        """How many more jobs of the task may be claimed now, if the worker has so many of it in hand.
+    def claim_limit(self, task: str, claimed: int) -> int | None:  # noqa: ARG002
+        """Return how many more jobs of a task the worker may claim; None for no limit.
 
-        None for as many as there is room for in the worker. Asked before each claim, and so when a job has
-        ended; whoever says 0 for another reason is asked again at the next poll.
+        The worker calls it before each claim, so it must be a plain ``def`` and fast. It is called again when
+        a job has ended, when jobs are added, and at the latest at the next poll.
+
+        Args:
+            task: Identifier of the task.
+            claimed: Number of jobs of the task that the worker has claimed and not finished.
         """
-        return None  # pragma: no cover - the same
+        return None  # pragma: no cover - only called if overridden
+
+    def attach(self, worker: AttachedWorker) -> None:
+        """Observe a worker: listen to its events, read its health, or serve a page on its health port.
+
+        Called once for each worker that has this middleware, before the worker starts.
+
+        Args:
+            worker: The worker.
+        """
 
 
 def overriding(middleware: Iterable[Middleware], method: str) -> list[Middleware]:
-    """Those that do something there."""
+    """Return the middleware that override the method."""
     return [one for one in middleware if getattr(type(one), method) is not getattr(Middleware, method)]
 
 
-def insist_on_their_end(begun: Sequence[Coroutine[Any, Any, Any]], name: str) -> None:
-    """Refuse that a method of that name began one, and did not wait until it had ended."""
-    if any(inspect.getcoroutinestate(one) != inspect.CORO_CLOSED for one in begun):
-        close_unbegun(begun)
+def check_proceed_awaited(calls: Sequence[Coroutine[Any, Any, Any]], name: str) -> None:
+    """Check that a middleware method awaited all its calls of `proceed`.
+
+    Args:
+        calls: The coroutines that `proceed` returned.
+        name: Name of the middleware method, for the message.
+
+    Raises:
+        TaskError: A call was not awaited, or has not ended.
+    """
+    if any(inspect.getcoroutinestate(call) != inspect.CORO_CLOSED for call in calls):
+        close_never_awaited(calls)
         raise TaskError(
-            f"{name} called proceed() and did not wait for it: write await proceed(), or return proceed()."
+            f"{name} called proceed() and did not wait for it. Write await proceed(), or return proceed()."
         )
 
 
-def close_unbegun(proceedings: Iterable[Coroutine[Any, Any, Any]]) -> None:
-    """Close those that nobody awaited, or Python complains of them too."""
-    for one in proceedings:
-        if inspect.getcoroutinestate(one) == inspect.CORO_CREATED:
-            one.close()
+def close_never_awaited(calls: Iterable[Coroutine[Any, Any, Any]]) -> None:
+    """Close the coroutines that were never awaited. Otherwise Python warns about them."""
+    for call in calls:
+        if inspect.getcoroutinestate(call) == inspect.CORO_CREATED:
+            call.close()
 
 
 def check_middleware(given: object) -> tuple[Middleware, ...]:
-    """What the user gave, as a tuple; refuses what is none."""
+    """Return the middleware that a user passed, as a tuple.
+
+    Raises:
+        ConfigurationError: The value is not a list of `Middleware`, or one of them has an invalid method.
+    """
     if given is None:
         return ()
     if isinstance(given, Middleware) or not isinstance(given, Iterable):
-        raise ConfigurationError(f"middleware= takes a list, such as [SlowJobs()], not {given!r}.")
+        raise ConfigurationError(f"middleware is {given!r}; it must be a list, such as [SlowJobs()].")
     found = tuple(given)
     for one in found:
         if isinstance(one, type) and issubclass(one, Middleware):
-            raise ConfigurationError(f"{one.__name__} is a class of middleware: pass {one.__name__}(…).")
+            raise ConfigurationError(
+                f"{one.__name__} is a middleware class, not an instance. Pass {one.__name__}(…)."
+            )
         if not isinstance(one, Middleware):
-            raise ConfigurationError(f"{one!r} is no middleware: derive a class from Middleware.")
+            raise ConfigurationError(
+                f"{one!r} is not a middleware. Derive its class from graphile_worker.Middleware."
+            )
         _check_methods(one)
     return found
 
 
 def _check_methods(middleware: Middleware) -> None:
-    """A slip would be noticed by nobody, or by each job."""
+    """Check the methods now: a misspelled one would never be called, and a wrong one would fail each job."""
     name = type(middleware).__name__
-    methods = {"execute": "ctx, proceed", "enqueue": "specs, proceed", "room": "task, in_hand"}
-    if not any(overriding([middleware], method) for method in methods):
-        raise ConfigurationError(f"{name} does nothing: it has neither execute, nor enqueue, nor room.")
+    methods = {"execute": "ctx, proceed", "enqueue": "specs, proceed", "claim_limit": "task, claimed"}
+    if not any(overriding([middleware], method) for method in (*methods, "attach")):
+        raise ConfigurationError(
+            f"{name} has no effect, because it overrides none of execute, enqueue, claim_limit and attach."
+        )
     for method, parameters in methods.items():
         function = getattr(middleware, method)
         try:
             inspect.signature(function).bind(None, None)
         except TypeError:
             raise ConfigurationError(f"{name}.{method} must take (self, {parameters}).") from None
-    if inspect.iscoroutinefunction(middleware.room):
-        raise ConfigurationError(f"{name}.room is asked before each claim, and must be a plain def.")
+    if inspect.iscoroutinefunction(middleware.claim_limit):
+        raise ConfigurationError(
+            f"{name}.claim_limit is async; it must be a plain def, because it is called before each claim."
+        )

@@ -1,4 +1,4 @@
-"""Limits how many jobs of a task run at once in a worker."""
+"""`ConcurrencyLimits`: limits how many jobs of a task run at once in a worker."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from graphile_worker.middleware.base import Middleware
 
 
 class ConcurrencyLimits(Middleware):
-    """At most so many jobs of a task at once in each worker. At its limit a task's jobs are left to others.
+    """Middleware that limits how many jobs of a task run at once in each worker.
 
-    What is claimed ahead (`prefetch`) counts too.
+    A worker at its limit claims no more jobs of the task, so other workers can claim them. Prefetched jobs
+    count too.
 
     Args:
-        limits: By the tasks' identifiers.
+        limits: Maximum number of jobs by task identifier.
 
     Example:
         >>> from graphile_worker import App
@@ -24,13 +25,15 @@ class ConcurrencyLimits(Middleware):
 
     def __init__(self, limits: Mapping[str, int]) -> None:
         if not isinstance(limits, Mapping):
-            raise ConfigurationError(f"The limits are {limits!r}; pass a mapping such as {{'resize': 2}}.")
+            raise ConfigurationError(
+                f"limits is {limits!r}; it must be a mapping of task identifiers, such as {{'resize': 2}}."
+            )
         for task, limit in limits.items():
             if type(limit) is not int or limit < 1:
-                raise ConfigurationError(f"The limit of {task!r} is {limit!r}; it must be 1 or more.")
+                raise ConfigurationError(f"limits[{task!r}] is {limit!r}; it must be an integer, 1 or more.")
         self.limits = dict(limits)
 
-    def room(self, task: str, in_hand: int) -> int | None:
-        """What is missing to its limit."""
+    def claim_limit(self, task: str, claimed: int) -> int | None:
+        """Return how many more jobs the task may have; None if it has no limit."""
         limit = self.limits.get(task)
-        return None if limit is None else max(0, limit - in_hand)
+        return None if limit is None else max(0, limit - claimed)

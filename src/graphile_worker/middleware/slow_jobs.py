@@ -1,26 +1,26 @@
-"""Says so when a job takes long."""
+"""`SlowJobs`: warns about jobs that run for a long time."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from graphile_worker.durations import seconds, shown
+from graphile_worker._base.durations import format_seconds, seconds
 from graphile_worker.middleware.base import Middleware
 
 if TYPE_CHECKING:
+    from graphile_worker._base.durations import Duration
     from graphile_worker.context import JobContext
-    from graphile_worker.durations import Duration
     from graphile_worker.middleware.base import Running
 
 
 class SlowJobs(Middleware):
-    """Warns, while it still runs, of a job that takes longer than that.
+    """Middleware that logs a warning while a job runs longer than a threshold.
 
-    One that blocks the event loop keeps this from being said until it ends.
+    If the job blocks the event loop, the warning comes when the job ends.
 
     Args:
-        threshold: How long a job may take.
+        threshold: How long a job may run without a warning, in seconds or as a timedelta.
 
     Example:
         >>> from graphile_worker import App
@@ -32,16 +32,18 @@ class SlowJobs(Middleware):
         self._threshold = seconds("threshold", threshold, "more than 0")
 
     async def execute(self, ctx: JobContext[Any], proceed: Running) -> Any:
-        """Set a timer."""
+        """Run the job with a timer that warns."""
         loop = asyncio.get_running_loop()
-        began, said = loop.time(), False
+        started, warned = loop.time(), False
 
         def warn() -> None:
-            nonlocal said
-            said = True
+            nonlocal warned
+            warned = True
             ctx.logger.warning(
                 "Job %d (%s) has been running for %s",
-                *(ctx.job.id, ctx.job.task_identifier, shown(self._threshold)),
+                ctx.job.id,
+                ctx.job.task_identifier,
+                format_seconds(self._threshold),
             )
 
         timer = loop.call_later(self._threshold, warn)
@@ -49,8 +51,8 @@ class SlowJobs(Middleware):
             return await proceed()
         finally:
             timer.cancel()
-            # The timer of one that blocked the event loop has had no chance.
-            if not said and (took := loop.time() - began) >= self._threshold:
+            # If the job blocked the event loop, the timer could not fire.
+            if not warned and (took := loop.time() - started) >= self._threshold:
                 ctx.logger.warning(
-                    "Job %d (%s) has run for %s", ctx.job.id, ctx.job.task_identifier, shown(took)
+                    "Job %d (%s) ran for %s", ctx.job.id, ctx.job.task_identifier, format_seconds(took)
                 )

@@ -1,59 +1,9 @@
-"""What tests of a queue need: databases, jobs that run when they are told to, and a look at them."""
+"""Tools for testing code that adds and runs jobs: test databases, jobs that run on demand, and assertions.
 
-from importlib import import_module
-from typing import TYPE_CHECKING
+Tests call this package. It may use the worker's parts, the client and the embedded server; no other package
+imports it. pytest loads its plugin in every run, so nothing here is imported until a test uses it.
+"""
 
-if TYPE_CHECKING:
-    from graphile_worker.testing.clocks import Clock
-    from graphile_worker.testing.contexts import FakeContext, context, job
-    from graphile_worker.testing.databases import Databases
-    from graphile_worker.testing.draining import Summary, drain
-    from graphile_worker.testing.inlining import inline
-    from graphile_worker.testing.looking import assert_enqueued, assert_not_enqueued, enqueued
-    from graphile_worker.testing.places import using
-    from graphile_worker.testing.servers import running_server
+from graphile_worker._base.lazy_names import lazy_names
 
-__all__ = [
-    "Clock",
-    "Databases",
-    "FakeContext",
-    "Summary",
-    "assert_enqueued",
-    "assert_not_enqueued",
-    "context",
-    "drain",
-    "enqueued",
-    "inline",
-    "job",
-    "running_server",
-    "using",
-]
-
-# Imported when they are needed: pytest loads the plugin of this package for every run, also for one that has
-# nothing to do with jobs.
-_HOMES = {
-    name: module
-    for module, names in {
-        "clocks": ("Clock",),
-        "contexts": ("FakeContext", "context", "job"),
-        "databases": ("Databases",),
-        "draining": ("Summary", "drain"),
-        "inlining": ("inline",),
-        "looking": ("assert_enqueued", "assert_not_enqueued", "enqueued"),
-        "places": ("using",),
-        "servers": ("running_server",),
-    }.items()
-    for name in names
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__all__, __getattr__, __dir__ = lazy_names(__name__)  # listed in __init__.pyi

@@ -1,4 +1,4 @@
-"""A clock that a test moves."""
+"""A clock that a test sets and moves."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from graphile_worker.job import as_utc
 
 
 class Clock:
-    """The time that counts for jobs of a test: it stands still until it is moved.
+    """A test's time, which stands still until the test moves it.
 
-    Given to `using`, `drain` or `inline`, it is the "now" from which jobs are scheduled, by which they are
-    due, and from which they are put off when they fail or snooze. What the database does by itself, such as
-    adding a job in a trigger, has the database's time.
+    Pass it to `override`, `drain` or `inline`. Jobs are then scheduled from its time, become due by it, and
+    are delayed from it when they fail or snooze. What the database does by itself uses the database's time:
+    for example, a trigger that adds a job.
 
     Args:
-        at: What time it is, as an aware datetime; by default it is now.
+        at: The time to start at, as an aware datetime [now].
 
     Example:
         >>> from datetime import UTC, datetime
@@ -32,7 +32,7 @@ class Clock:
         return f"Clock({self._now})"
 
     def now(self) -> datetime:
-        """What time it is."""
+        """Return the clock's time."""
         return self._now
 
     def move(
@@ -44,11 +44,11 @@ class Clock:
         minutes: float = 0,
         seconds: float = 0,
     ) -> datetime:
-        """Move it, by all of these together; returns what time it is then."""
+        """Move the clock by the sum of all arguments, and return its new time."""
         self._now += by + timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
         return self._now
 
     def move_to(self, at: datetime) -> datetime:
-        """Set it, to an aware datetime; returns what time it is then."""
+        """Set the clock to an aware datetime, and return its new time."""
         self._now = as_utc("at", at)
         return self._now

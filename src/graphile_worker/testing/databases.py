@@ -1,4 +1,4 @@
-"""A fresh database for each test, copied from a template in milliseconds."""
+"""Create a fresh database for each test, copied from a template in milliseconds."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from graphile_worker._db.connect import connect
-from graphile_worker._db.databases import create_database, drop_database, dsn_of
-from graphile_worker._db.migrate import migrate
+from graphile_worker._db.connection.connect import connect
+from graphile_worker._db.schema.databases import create_database, drop_database, dsn_of
+from graphile_worker._db.schema.migrate import migrate
 from graphile_worker.client import find_schema
 
 if TYPE_CHECKING:
@@ -22,13 +22,11 @@ T = TypeVar("T")
 
 
 class Databases:
-    """Makes databases on one server, with the schema installed or empty.
+    """Temporary databases on one server, with the schema installed or empty.
 
     Args:
-        server_dsn: A connection string for a role that may create databases, naming a database that
-            is there already.
-        schema: The name of the schema to install; by default ``GRAPHILE_WORKER_SCHEMA``, or
-            ``graphile_worker``.
+        server_dsn: A connection string for a role that may create databases. It names an existing database.
+        schema: The name of the schema to install [``GRAPHILE_WORKER_SCHEMA``, or ``graphile_worker``].
 
     Example:
         >>> import asyncio
@@ -56,34 +54,34 @@ class Databases:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        _apart(self.close())
+        _run_in_thread(self.close())
 
     @asynccontextmanager
     async def fresh(self, *, empty: bool = False) -> AsyncIterator[str]:
-        """The connection string of a new database, dropped at the end.
+        """Yield the connection string of a new database, and drop the database afterwards.
 
         Args:
-            empty: Without the schema.
+            empty: Whether to leave out the schema.
 
         Raises:
-            AssertionError: At the end, connections to the database were still open.
+            AssertionError: Connections to the database were still open at the end.
         """
         name = await self._create(empty=empty)
         try:
             yield dsn_of(self._server_dsn, name)
         finally:
             leaked = await self._drop(name)
-        _complain(leaked)
+        _check_leaks(leaked)
 
     @contextmanager
     def fresh_sync(self, *, empty: bool = False) -> Iterator[str]:
-        """The same for code without an event loop, or outside of the one that runs."""
-        name = _apart(self._create(empty=empty))
+        """Create a database like `fresh`, for code without an event loop."""
+        name = _run_in_thread(self._create(empty=empty))
         try:
             yield dsn_of(self._server_dsn, name)
         finally:
-            leaked = _apart(self._drop(name))
-        _complain(leaked)
+            leaked = _run_in_thread(self._drop(name))
+        _check_leaks(leaked)
 
     async def close(self) -> None:
         """Drop the template."""
@@ -113,18 +111,18 @@ class Databases:
             await migrate(connection, self._schema)
         if self._template is None:
             self._template = name
-        else:  # somebody else needed one at the same time
+        else:  # another task created a template at the same time
             async with connect(self._server_dsn) as connection:
                 await drop_database(connection, name)
         return self._template
 
 
-def _complain(leaked: Sequence[str]) -> None:
+def _check_leaks(leaked: Sequence[str]) -> None:
     if leaked:
         raise AssertionError("Connections were left open:\n" + "\n".join(leaked))
 
 
-def _apart(work: Coroutine[Any, Any, T]) -> T:
-    """What it comes to, on a thread with an event loop of its own: that of the test is left alone."""
+def _run_in_thread(work: Coroutine[Any, Any, T]) -> T:
+    """Run the coroutine on a thread with its own event loop, and return its result."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()

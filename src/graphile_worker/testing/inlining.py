@@ -1,18 +1,20 @@
-"""Jobs that run where they are added."""
+"""Run each job where it is added."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from graphile_worker._client.results import JOB_RUNNER, JobRunner
 from graphile_worker.testing.draining import LIMIT, lifespan_of, options_of, run_due
-from graphile_worker.testing.places import INSIDE, Place, using
+from graphile_worker.testing.overrides import IN_TEST_JOB, ClockedUtils, override
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from graphile_worker._db.connect import Connection
+    from graphile_worker._db.connection.connect import Connection
     from graphile_worker.app import App
     from graphile_worker.testing.clocks import Clock
 
@@ -27,19 +29,19 @@ async def inline(
     limit: int | None = LIMIT,
     raise_errors: bool = True,
 ) -> AsyncIterator[App]:
-    """For a while, whoever adds a job waits until it has run.
+    """Make every caller that adds a job wait until the job has run.
 
-    It is stored, claimed, run and recorded as by `drain`, on the connection that it was added with. While it
-    runs all that the app adds goes there, whoever adds it. The jobs that it adds run after it, also from
-    threads of its own: then they do not wait. What is scheduled for later stays.
+    The job is stored, claimed, run and recorded as by `drain`, on the connection with which it was added.
+    While it runs, all jobs of the app are added on that connection. Jobs that it adds run after it. If its
+    own threads add jobs, the threads do not wait. Jobs that are scheduled for later stay in the queue.
 
     Args:
         app: The app.
         dsn: Another database.
-        connection: A connection of asyncpg's: see `using`.
-        clock: What time it is.
-        limit: How many jobs may run for one that is added.
-        raise_errors: Whether what a task raises is raised where its job was added, once it is recorded.
+        connection: An asyncpg connection: see `override`.
+        clock: The clock to use [the real time].
+        limit: The number of jobs that may run after a job is added.
+        raise_errors: Whether the caller that adds a job gets the task's error, once it is recorded.
 
     Example:
         >>> import asyncio
@@ -56,36 +58,39 @@ async def inline(
         >>> asyncio.run(test())
         Hello, Ann
     """
-    turn = asyncio.Lock()
-    more = False
+    running = asyncio.Lock()
+    run_again = False
     options = options_of(app)
-    async with using(app, dsn=dsn, connection=connection, clock=clock), lifespan_of(options) as state:
-        place = app.utils
+    async with override(app, dsn=dsn, connection=connection, clock=clock), lifespan_of(options) as state:
+        utils = app.utils
 
-        async def run(on: Connection | None) -> None:
-            nonlocal more
-            if turn.locked() and INSIDE.get() is None:
-                # It may be a job that runs now who waits for this, by way of a thread that does not know it.
-                more = True
+        async def run(on: Any) -> None:
+            nonlocal run_again
+            if running.locked() and IN_TEST_JOB.get() is None:
+                # The caller may be a thread that the running job waits for: waiting here would deadlock.
+                run_again = True
                 return
-            async with turn:
-                more = True
-                while more:
-                    more = False
+            async with running:
+                run_again = True
+                while run_again:
+                    run_again = False
                     if on is None:
-                        await due(Place.over(place))
+                        await run_jobs(ClockedUtils.over(utils))
                     else:
-                        async with using(app, connection=on):
-                            await due(Place.over(app.utils))
+                        async with override(app, connection=on):
+                            await run_jobs(ClockedUtils.over(app.utils))
 
-        async def due(here: Place) -> None:
-            await run_due(app, here, options, state, limit=limit, raise_errors=raise_errors)
+        async def run_jobs(client: ClockedUtils) -> None:
+            await run_due(app, client, options, state, limit=limit, raise_errors=raise_errors)
 
-        assert isinstance(place, Place)  # noqa: S101 - for the type checker
-        place.on_added = run
-        before = INSIDE.get()
-        INSIDE.set(before or False)
+        assert isinstance(utils, ClockedUtils)  # noqa: S101 - for the type checker
+        utils.on_added = run
+        before = IN_TEST_JOB.get()
+        IN_TEST_JOB.set(before or False)
+        runner = JOB_RUNNER.set(JobRunner(asyncio.get_running_loop(), partial(run, None), set()))
         try:
             yield app
         finally:
-            INSIDE.set(before)
+            IN_TEST_JOB.set(before)
+            with suppress(ValueError):  # a fixture ends in another context than it began
+                JOB_RUNNER.reset(runner)

@@ -1,6 +1,6 @@
-"""Fixtures for pytest, which loads this by itself. Nothing else is imported until a test asks for one.
+"""Fixtures for pytest, which loads this module by itself. Nothing else is imported until a test uses one.
 
-They are plain fixtures, so they serve tests with pytest-asyncio, with anyio, and without either.
+They are plain fixtures, so they work with pytest-asyncio, with anyio, and without either.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def graphile_worker_server() -> Iterator[str]:
-    """The connection string of a server for tests; to use another than by default, define it anew."""
+    """Yield the connection string of a test server; redefine this fixture to use another server."""
     from graphile_worker.testing.servers import running_server  # noqa: PLC0415
 
     with running_server() as dsn:
@@ -26,7 +26,7 @@ def graphile_worker_server() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def graphile_worker_databases(graphile_worker_server: str) -> Iterator[Databases]:
-    """Makes databases on that server."""
+    """Yield an object that creates databases on the test server."""
     from graphile_worker.testing.databases import Databases  # noqa: PLC0415
 
     with Databases(graphile_worker_server) as databases:
@@ -35,6 +35,6 @@ def graphile_worker_databases(graphile_worker_server: str) -> Iterator[Databases
 
 @pytest.fixture
 def graphile_worker_dsn(graphile_worker_databases: Databases) -> Iterator[str]:
-    """The connection string of a fresh queue, for one test."""
+    """Yield the connection string of a new database with the schema installed, for one test."""
     with graphile_worker_databases.fresh_sync() as dsn:
         yield dsn

@@ -1,4 +1,4 @@
--- Removing what nobody needs any more.
+-- Removing failed jobs and unused names.
 
 -- name: read_isolation
 select pg_catalog.current_setting('transaction_isolation');
@@ -10,8 +10,8 @@ select pg_catalog.current_setting('lock_timeout');
 select pg_catalog.set_config('lock_timeout', $1, true);
 
 -- name: lock_tasks
--- Each add_job writes to the table before it adds the job, so with this lock there is none under way that has
--- seen a task or queue and not yet used it.
+-- Each add_job writes to this table before it adds the job. So while this lock is held, no add_job is running that has
+-- read a task or queue and has not used it yet.
 lock table {schema}._private_tasks in share row exclusive mode;
 
 -- name: lock_queues
@@ -22,6 +22,17 @@ with deleted as (
   delete from {schema}._private_jobs as job
   where job.locked_at is null and job.attempts {>=} job.max_attempts
   returning 1
+)
+select pg_catalog.count(*) from deleted;
+
+-- name: delete_permafailed_jobs_and_failures
+with deleted as (
+  delete from {schema}._private_jobs as job
+  where job.locked_at is null and job.attempts {>=} job.max_attempts
+  returning job.id
+), deleted_failures as (
+  delete from {schema}._private_python_failures as failure
+  where failure.job_id {=} any (array(select deleted.id from deleted))
 )
 select pg_catalog.count(*) from deleted;
 

@@ -1,7 +1,7 @@
--- Recurring tasks. Each schedule has a row in _private_known_crontabs. Whoever adds its jobs for a minute moves
--- last_execution to that minute, under the row's lock, and only forward: so each minute is had once, whichever
--- workers of whichever language have the schedule. Rows are locked in the order of the crontab, which is the
--- order that Node locks them in, so that nobody waits for each other.
+-- Recurring tasks. Each schedule has a row in _private_known_crontabs. The worker that adds the jobs of a minute moves
+-- last_execution to that minute, under the row's lock, and only forward. So each minute is added once, however many
+-- workers, in whatever language, have the schedule. Rows are locked in the order of the crontab, as Node workers do,
+-- so that workers do not deadlock.
 
 -- name: read_schedules
 select wanted.identifier, known.known_since, known.last_execution, now() as now
@@ -37,7 +37,7 @@ from unnest($1::text[], $2::timestamptz[]) as executed (identifier, minute)
 where known.identifier = executed.identifier;
 
 -- name: find_unfinished
--- Of jobs with these keys those that wait, for a retry too, or run.
+-- The jobs with these keys that are waiting, also for a retry, or running.
 select job.key
 from {schema}._private_jobs as job
 where job.key = any ($1::text[]) and (job.locked_at is not null or job.attempts < job.max_attempts);

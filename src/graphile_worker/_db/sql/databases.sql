@@ -1,4 +1,4 @@
--- Whole databases, for tests.
+-- Creating and dropping databases, for tests.
 
 -- name: create_database
 create database {database} template {template};

@@ -1,7 +1,7 @@
--- What `graphile-worker doctor` looks at. Nothing here writes, and all of it is allowed to fail.
+-- What `graphile-worker doctor` reads. No statement here writes, and every one of them may fail.
 
--- name: be_brief
--- Whoever examines a database in trouble must not add to it.
+-- name: set_timeouts
+-- Examining a database in trouble must not add to its load.
 select set_config('statement_timeout', '20000', true), set_config('lock_timeout', '2000', true);
 
 -- name: read_server
@@ -16,7 +16,7 @@ select
 select clock_timestamp();
 
 -- name: read_rights
--- The schema is joined, so that one that is not there is an answer.
+-- The schema is outer-joined, so that a missing schema gives a row and not an error.
 select
   namespace.oid is not null as schema_exists,
   pg_get_userbyid(namespace.nspowner)::text as owner,
@@ -48,13 +48,13 @@ select
 from (select $1::name as schema_name) as wanted
 left join pg_catalog.pg_namespace as namespace on namespace.nspname = wanted.schema_name;
 
--- name: look_into_schema
--- So that what the catalog shows does not name the schema, whatever that is called.
+-- name: set_search_path
+-- Then the catalog's descriptions do not contain the name of the schema.
 select set_config('search_path', quote_ident($1) || ', pg_catalog', true);
 
 -- name: describe_schema
--- Each object, and what it is, in words that all versions of PostgreSQL have for it. Functions that other installers
--- make too are known by what they take and give; of ours the text counts.
+-- Each object and its definition, in words that do not differ between versions of PostgreSQL. Functions that other
+-- installers create too are compared by their signatures; functions of this library also by their text.
 select 'table' as kind, class.relname::text as name,
   case when class.relrowsecurity then 'row level security' else '' end as definition
 from pg_catalog.pg_class as class
@@ -110,7 +110,7 @@ where type.typnamespace = $1::text::regnamespace
 order by 1, 2;
 
 -- name: read_exposed_functions
--- Functions whose names are resolved by the caller's path, and whether every role may make what they could find there.
+-- Functions that resolve names by the caller's search_path, and whether every role may create objects in `public`.
 select
   array(
     select distinct function.proname::text from pg_catalog.pg_proc as function
@@ -125,7 +125,7 @@ select
   ) as all_may_create;
 
 -- name: read_triggers_without_path
--- Triggers whose functions resolve names by the path of our sessions. Those in C have no names to resolve.
+-- Triggers whose functions resolve names by the search_path of the library's sessions. Functions in C resolve no names.
 select
   class.relname::text as table, trigger.tgname::text as trigger, trigger.tgfoid::regprocedure::text as function
 from pg_catalog.pg_trigger as trigger
@@ -141,7 +141,7 @@ order by 1, 2;
 select pg_notification_queue_usage();
 
 -- name: read_connections
--- Whoever may not look into the sessions of others sees that they are there, and nothing of them.
+-- A role without the right to read other sessions sees that they exist, and no details.
 select
   (
     select count(*)::integer from pg_catalog.pg_stat_activity as session
@@ -169,7 +169,7 @@ select
   extract(epoch from now() - greatest(
     pg_stat_get_last_vacuum_time(class.oid), pg_stat_get_last_autovacuum_time(class.oid)
   ))::float8 as seconds_since_vacuum,
-  -- As every boolean it may be written in many ways; this one setting of the table must be off to count.
+  -- The option may be written in any form of a boolean, so it is cast.
   coalesce((
     select not option.option_value::boolean
     from pg_options_to_table(class.reloptions) as option where option.option_name = 'autovacuum_enabled'
@@ -178,13 +178,31 @@ from pg_catalog.pg_class as class
 where class.relnamespace = $1::text::regnamespace and class.relkind = 'r'
 order by dead desc, name;
 
+-- name: read_upkeep
+-- What keeps the jobs table from being cleaned up. The server's own figures: no table is read.
+select
+  coalesce(pg_stat_get_dead_tuples(($1::text || '._private_jobs')::regclass), 0)::float8 as dead_tuples,
+  coalesce((
+    select max(age(held.xmin)) from (
+      select session.backend_xmin as xmin from pg_catalog.pg_stat_activity as session
+      where session.datname = current_database() and session.pid <> pg_backend_pid()
+      union all
+      select prepared.transaction from pg_catalog.pg_prepared_xacts as prepared
+      where prepared.database = current_database()
+      union all
+      select slot.xmin from pg_catalog.pg_replication_slots as slot
+    ) as held
+  ), 0)::float8 as oldest_xmin_age,
+  pg_notification_queue_usage() as notification_queue_usage,
+  clock_timestamp() as now;
+
 -- name: read_vacuum_settings
 select
   current_setting('autovacuum')::boolean as autovacuum,
   current_setting('track_counts')::boolean as track_counts;
 
 -- name: read_transactions
--- Those that keep dead rows of this database from being removed, the oldest first.
+-- Transactions that keep vacuum from removing dead rows of this database, the oldest first.
 select
   'session ' || session.pid as name, session.usename::text as role, session.application_name as application,
   session.state, extract(epoch from clock_timestamp() - session.xact_start)::float8 as seconds,
@@ -207,7 +225,8 @@ select count(*)::integer from pg_catalog.pg_stat_activity
 where datname = current_database() and query = '<insufficient privilege>';
 
 -- name: read_stuck_queues
--- One pass over the jobs: who locks a job of a queue locks that too, and frees both in one statement.
+-- One pass over the jobs. A worker that locks a job with a queue also locks the queue, and releases both in one
+-- statement, so a locked queue without a locked job is stuck.
 select
   queue.queue_name, queue.locked_by, extract(epoch from now() - queue.locked_at)::float8 as seconds,
   (

@@ -1,7 +1,7 @@
--- What a worker says on its own connections.
+-- The statements that a worker runs on its own connections.
 
 -- name: identify_backend
--- The start as text, because it is only compared.
+-- The start time is text, because it is only compared.
 select pid, backend_start::text as started from pg_catalog.pg_stat_activity where pid = pg_backend_pid();
 
 -- name: end_backend
@@ -9,17 +9,17 @@ select pg_terminate_backend(pid)
 from pg_catalog.pg_stat_activity where pid = $1 and backend_start::text = $2 and pid <> pg_backend_pid();
 
 -- name: limit_wait
--- Returns what held before. In the order in which they stand.
+-- Returns the value from before: the columns are evaluated from left to right.
 select current_setting('lock_timeout') as before, set_config('lock_timeout', $1, true);
 
 -- name: begin_generation
--- Waits until none of the worker's earlier calls is under way. From then on none of them can begin.
+-- Waits until none of the worker's earlier calls is under way. After that none of them can begin.
 insert into {schema}._private_python_sessions as latest (worker_id, generation) values ($1, 1)
 on conflict (worker_id) do update set generation = latest.generation + 1, connected_at = now()
 returning generation;
 
 -- name: confirm_generation
--- As the exchange does: nothing comes back if the worker has connected again since.
+-- The same check as in the exchange: returns no row if the worker has connected again since.
 select true from {schema}._private_python_sessions
 where worker_id = $1 and generation = $2
 for share nowait;
@@ -28,11 +28,11 @@ for share nowait;
 delete from {schema}._private_python_sessions where worker_id = $1 and generation = $2;
 
 -- name: check_constraints_now
--- And not at the commit, where it could not be told any more whose they are.
+-- Not at the commit, where an error could no longer be attributed to a row.
 set constraints all immediate;
 
 -- name: register_tasks
--- Only what is missing, so that no identity value is spent on a name that is there.
+-- Inserts only missing names, so that an existing name does not use up an identity value.
 insert into {schema}._private_tasks (identifier)
 select wanted.identifier
 from pg_catalog.unnest($1::pg_catalog.text[]) as wanted (identifier)
@@ -44,13 +44,13 @@ on conflict (identifier) do nothing;
 select id, identifier from {schema}._private_tasks where identifier {=} any ($1::pg_catalog.text[]);
 
 -- name: exchange
-select * from {schema}._private_python_exchange_v2(
-  $1, $2, $3, $4, $5, $6::pg_catalog.text::pg_catalog.json, $7, $8, $9, $10,
-  coalesce($11, pg_catalog.now()), $12, $13, $14, $15, $16, $17, $18
+select * from {schema}._private_python_exchange_v4(
+  $1, $2, $3, $4, $5, $6, $7::pg_catalog.text::pg_catalog.json, $8, $9, $10, $11, $12, $13,
+  coalesce($14, pg_catalog.now()), $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27
 );
 
 -- name: read_locked_jobs
--- The columns stand as in the reply of an exchange.
+-- The columns have the same order as in the reply of an exchange.
 select
   null, job.id, job.task_id, job.job_queue_id,
   (select queue.queue_name from {schema}._private_job_queues as queue where queue.id = job.job_queue_id),
@@ -69,15 +69,15 @@ order by job.priority, job.run_at, job.id;
 select id, locked_at from {schema}._private_job_queues where locked_by = $1;
 
 -- name: read_taken_jobs
--- Those that somebody freed who had declared the worker dead.
+-- The jobs that a sweeper released after it had declared the worker dead.
 select taken.id, taken.locked_at
 from {schema}._private_workers as worker
 cross join lateral jsonb_to_recordset(worker.metadata -> 'taken') as taken (id bigint, locked_at timestamptz)
 where worker.id = $1 and jsonb_typeof(worker.metadata -> 'taken') = 'array';
 
 -- name: unlock_queues
--- Returned are those that have to wait, because another transaction has the row. Fenced by the time of the lock: the
--- worker may have locked the queue again since.
+-- Returns the queues that are still locked, because another transaction has locked the row. Fenced by the time of the
+-- lock, because the worker may have locked the queue again since.
 with given as (
   select given.id, given.locked_at from unnest($2::integer[], $3::timestamptz[]) as given (id, locked_at)
 ), free as materialized (
@@ -101,29 +101,29 @@ where queue.id <> all (array(select free.id from free));
 -- name: renew_jobs
 update {schema}._private_jobs as job set locked_at = now()
 from (
-  select ours.id
+  select held.id
   from unnest($2::bigint[], $3::timestamptz[]) as given (id, locked_at)
   cross join lateral (
     select job.id from {schema}._private_jobs as job
     where job.id = given.id and job.locked_by = $1 and job.locked_at = given.locked_at
     for update skip locked
-  ) as ours
-) as ours
-where job.id = ours.id
+  ) as held
+) as held
+where job.id = held.id
 returning job.id, job.locked_at;
 
 -- name: renew_queues
 update {schema}._private_job_queues as queue set locked_at = now()
 from (
-  select ours.id
+  select held.id
   from unnest($2::integer[], $3::timestamptz[]) as given (id, locked_at)
   cross join lateral (
     select queue.id from {schema}._private_job_queues as queue
     where queue.id = given.id and queue.locked_by = $1 and queue.locked_at = given.locked_at
     for update skip locked
-  ) as ours
-) as ours
-where queue.id = ours.id
+  ) as held
+) as held
+where queue.id = held.id
 returning queue.id, queue.locked_at;
 
 -- name: notify

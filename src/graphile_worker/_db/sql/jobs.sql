@@ -1,6 +1,7 @@
--- Adding, reading and administering jobs. Payloads and flags cross as text, so that it does not matter which
--- codecs the caller's connection has for json. Delays cross as seconds, because a day of an interval has 23
--- or 25 hours where the session's time zone says so. Names are qualified: most of it may run on a caller's connection.
+-- Adding, reading and administering jobs. Payloads and flags are sent as text, so that it does not matter which codecs
+-- the caller's connection has for json. Delays are sent as seconds, because a day of an interval has 23 or 25 hours
+-- when the session's time zone changes its offset. Names are qualified: most statements may run on a caller's
+-- connection.
 
 -- name: job_columns
   job.id,
@@ -23,7 +24,7 @@
   {job_state} as state
 
 -- name: run_at
--- PostgreSQL knows infinity, and years that Python's calendar does not have.
+-- PostgreSQL has infinity, and years that Python's datetime does not have.
 least(greatest(job.run_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00')
 
 -- name: job_state
@@ -35,8 +36,8 @@ case
   end
 
 -- name: job_names
--- A task or queue that the call itself created is not visible to the statement around the call: then its
--- name is the one that was asked for.
+-- A task or queue that the call itself created is not visible to the statement around the call. The name is then null,
+-- and the caller uses the name that it passed.
   (select task.identifier from {schema}._private_tasks as task where task.id {=} job.task_id)
     as task_identifier,
   (select queue.queue_name from {schema}._private_job_queues as queue where queue.id {=} job.job_queue_id)
@@ -79,7 +80,7 @@ array(
   )
 
 -- name: add_jobs
--- From functions that keep the order: what the caller knows already is not sent back.
+-- For functions that keep the order of the specs. Values that the caller already has are not sent back.
 select
   job.id,
   job.task_id,
@@ -91,7 +92,7 @@ select
 from {schema}.add_jobs({job_specs}, $10) as job;
 
 -- name: add_unread_jobs
--- Only how many there are now; a row without an id is none.
+-- Returns only the number of jobs; a row without an id is not a job.
 select pg_catalog.count(job.id) as count from {schema}.add_jobs({job_specs}, $10) as job;
 
 -- name: add_jobs_in_any_order
@@ -103,8 +104,8 @@ union all
 select 'queue', id, queue_name from {schema}._private_job_queues where id {=} any ($2);
 
 -- name: prepare_bulk
--- The time of the transaction, and whether add_jobs is ours, which returns rows in the order of the specs. By
--- its text: npm may replace it with an upgrade of its own at any time.
+-- The time of the transaction, and whether this library installed add_jobs, which then returns rows in the order of the
+-- specs. The function is recognized by a marker in its text, because npm may replace it at any time.
 select pg_catalog.now() as now, position('returned in the order of the specs' in prosrc) {>} 0 as keeps_order
 from pg_catalog.pg_proc
 where oid {=} ($1::pg_catalog.text {||} '.add_jobs(' {||} $1 {||} '.job_spec[],boolean)')::pg_catalog.regprocedure;
@@ -137,6 +138,19 @@ select {schema}.force_unlock_workers($1::pg_catalog.text[]);
 -- name: select_jobs
 select {job_columns}, {job_names} from {schema}._private_jobs as job where true
 
+-- name: is_current_failure
+-- A recorded failure counts only while the job is as that failure left it. A running job has one more attempt.
+failure.job_id {=} job.id
+    and failure.attempts {=} (job.attempts {-} case when job.locked_at is null then 0 else 1 end)
+    and failure.run_at {=} job.run_at
+    and failure.last_error_hash {=} pg_catalog.hashtextextended(job.last_error, 0)
+
+-- name: select_jobs_and_failures
+select {job_columns}, {job_names}, failure.failed_at, failure.error_type, failure.traceback
+from {schema}._private_jobs as job
+left join {schema}._private_python_failures as failure on {is_current_failure}
+where true
+
 -- name: having_id
 and job.id {=} {value}
 
@@ -150,7 +164,7 @@ and job.task_id {=} (select id from {schema}._private_tasks where identifier {=}
 and job.job_queue_id {=} (select id from {schema}._private_job_queues where queue_name {=} {value})
 
 -- name: having_state_ready
--- The same as in job_state, in words of which the planner knows how many rows they fit.
+-- The same condition as in job_state, written so that the planner can estimate the number of rows.
 and job.is_available and job.run_at {<=} pg_catalog.now()
 
 -- name: having_state_scheduled
@@ -172,6 +186,14 @@ and job.locked_by {=} any ({value}::pg_catalog.text[])
 and (
   job.payload::pg_catalog.text {~~*} {value} or job.last_error {~~*} {value} or job.key {~~*} {value}
   or job.locked_by {~~*} {value}
+)
+
+-- name: having_error_type
+-- With or without the module of the type.
+and exists (
+  select from {schema}._private_python_failures as failure
+  where {is_current_failure}
+    and (failure.error_type {=} {value} or pg_catalog.right(failure.error_type, pg_catalog.length({value}) {+} 1) {=} ('.' {||} {value}))
 )
 
 -- name: after_id
@@ -217,30 +239,35 @@ and job.id {=} any ({value}::bigint[])
 and job.id {<=} {value}
 
 -- name: not_running
--- As the functions that administer jobs have it: a lock counts for four hours.
+-- The same rule as in the functions that administer jobs: a lock expires after four hours.
 and (job.locked_at is null or job.locked_at {<} (pg_catalog.now() {-} interval '4 hours'))
 
 -- name: not_locked
 and job.locked_at is null
 
--- name: tried
+-- name: attempted
 and job.attempts {>} 0
 
--- name: not_over
+-- name: not_finished
 and (job.is_available or job.locked_at is not null)
 
 -- name: lock
 for update skip locked
 
--- name: do_not_sort
--- Page after page in the order of ids: to sort what is left of the table for each page is the wrong plan.
+-- name: disable_sort
+-- Pages are read in the order of ids. Sorting the rest of the table for each page would be the wrong plan.
 select pg_catalog.set_config('enable_sort', 'off', true);
 
 -- name: complete_many
-select id from {schema}.complete_jobs($1::bigint[]);
+-- With what the history keeps of each job.
+select
+  job.id, {run_at} as run_at, job.created_at, job.task_id, job.key, job.flags::pg_catalog.text as flags,
+  (select queue.queue_name from {schema}._private_job_queues as queue where queue.id {=} job.job_queue_id)
+    as queue_name
+from {schema}.complete_jobs($1::bigint[]) as job;
 
 -- name: remove_many
--- The one job with the key; one that runs has lost it.
+-- The job with the key. A running job has lost its key.
 select id, key is null as runs from {schema}.remove_job($2) as job where job.id {=} any ($1::bigint[]);
 
 -- name: fail_many
@@ -264,14 +291,14 @@ set attempts = 0, run_at = pg_catalog.now(), updated_at = pg_catalog.now()
 where job.id {=} any ($1::bigint[]) and job.locked_at is null and job.attempts {>} 0
 returning job.id;
 
--- name: tell_of_due_jobs
--- For none of these changes is told by the functions, and workers would find out when they look the next time.
+-- name: notify_due_jobs
+-- The functions do not notify workers of these changes; without this, workers would only see them on the next poll.
 select pg_catalog.pg_notify(
   'jobs:insert',
   pg_catalog.json_build_object('r', pg_catalog.random(), 'count', $1::integer)::pg_catalog.text
 );
 
--- name: explain_left
+-- name: read_unchanged
 select job.id, job.locked_by, {job_state} as state
 from {schema}._private_jobs as job where job.id {=} any ($1::bigint[])
 order by job.id;
@@ -303,7 +330,7 @@ where job.locked_at is not null and job.locked_by is not null
 order by job.locked_at, job.id;
 
 -- name: hides_rows
--- A role that row level security shuts out sees an empty table, and no error.
+-- A role that row level security excludes sees an empty table, and no error.
 select coalesce(pg_catalog.bool_or(pg_catalog.row_security_active(class.oid)), false)
 from pg_catalog.pg_class as class
 join pg_catalog.pg_namespace as namespace on namespace.oid {=} class.relnamespace

@@ -1,6 +1,6 @@
--- Reading and changing the state of an installation. Looked up in the catalog first, so that a schema
--- that is not there is an answer and not an error in the server's log. Names are qualified: it may run on a caller's
--- connection, whose search_path is set only for the change itself.
+-- Reading and changing the state of an installation. The catalog is read first, so that a missing schema causes no
+-- error in the server's log. Names are qualified: the statements may run on a caller's connection, whose search_path
+-- is set only for the change itself.
 
 -- name: inspect_schema
 select
@@ -23,12 +23,12 @@ select
   ) as holds_other_relations,
   own_ledger.oid is not null as own_ledger_exists,
   workers.oid is not null as workers_exist,
-  -- By its text, as in prepare_bulk.
+  -- Recognized by the same marker as in prepare_bulk.
   exists (
     select from pg_catalog.pg_proc as function
     where function.pronamespace {=} namespace.oid and function.proname {=} 'add_jobs'
       and pg_catalog.strpos(function.prosrc, 'returned in the order of the specs') {>} 0
-  ) as functions_are_ours
+  ) as has_own_functions
 from (select $1::pg_catalog.name as schema_name) as wanted
 left join pg_catalog.pg_namespace as namespace on namespace.nspname {=} wanted.schema_name
 left join pg_catalog.pg_class as ledger
@@ -53,13 +53,13 @@ select
 from {schema}._private_python_migrations;
 
 -- name: lock_installers
--- Held to the end of the transaction: our installers of one schema take turns.
+-- Held to the end of the transaction, so that Python installers of one schema run one after the other.
 select pg_catalog.pg_advisory_xact_lock(
   pg_catalog.hashtextextended('graphile_worker install ' {||} $1::pg_catalog.text, 0)
 );
 
 -- name: wait_for_ledger
--- Conflicts with the insert that begins each of npm's migrations: when we have it none is at work.
+-- Conflicts with the insert that begins each npm migration, so none of them runs while this lock is held.
 lock table {schema}.migrations in share mode;
 
 -- name: read_session
@@ -68,8 +68,8 @@ select pg_catalog.current_setting('role') as role, pg_catalog.current_setting('s
 -- name: restore_session
 select pg_catalog.set_config('role', $1, true), pg_catalog.set_config('search_path', $2, true);
 
--- name: resolve_names
--- What is installed must not refer to functions or operators that another role made elsewhere.
+-- name: set_search_path
+-- Installed objects must not refer to functions or operators that another role created elsewhere.
 set local search_path = pg_catalog, pg_temp;
 
 -- name: act_as

@@ -1,5 +1,9 @@
--- How our transactions begin: in one round trip, with limits. A worker that freezes, or is cut off, in the
--- middle of one would otherwise keep its locks until the server notices: for hours.
+-- The library's own transactions begin in one round trip, with limits. Without limits, a worker that freezes or loses
+-- its network in the middle of a transaction would keep its locks until the server notices, which can take hours.
+--
+-- On a caller's connection there is a savepoint around each operation: if the server refuses a statement, the caller's
+-- transaction goes on without it. A rolled back savepoint still has to be released, or it would stay until the end of the
+-- transaction. These commands are sent as they are, without comments, because some drivers read the first word.
 
 -- name: begin
 begin
@@ -14,6 +18,18 @@ rollback
 set local idle_in_transaction_session_timeout = {milliseconds}
 
 -- name: limit_duration
--- From PostgreSQL 17 on. A worker may also freeze after the driver has prepared a statement, and before it executes
--- it. Then the server is in the middle of a statement, not idle, and no other limit counts.
+-- From PostgreSQL 17 on. A worker may also freeze after the driver has prepared a statement and before it executes it.
+-- The session then does not count as idle, so no other limit applies.
 set local transaction_timeout = {milliseconds}
+
+-- name: commit
+commit
+
+-- name: savepoint
+savepoint graphile_worker
+
+-- name: release_savepoint
+release savepoint graphile_worker
+
+-- name: roll_back_to_savepoint
+rollback to savepoint graphile_worker

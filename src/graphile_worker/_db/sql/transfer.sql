@@ -1,5 +1,5 @@
--- Taking jobs out and putting them in. Moments cross as text, for PostgreSQL knows infinity, and years that Python's
--- calendar does not have; in a form that no setting of the session changes.
+-- Exporting and importing jobs. Timestamps are sent as text, because PostgreSQL has infinity, and years that Python's
+-- datetime does not have. The format does not depend on the settings of the session.
 
 -- name: export_jobs
 select
@@ -71,7 +71,7 @@ from ({given}) as given
 on conflict do nothing
 returning id, key;
 
--- name: import_anew
+-- name: import_with_new_ids
 insert into {schema}._private_jobs (
   task_id, job_queue_id, payload, priority, run_at, attempts, max_attempts, last_error, key, flags, revision,
   created_at, updated_at
@@ -83,14 +83,14 @@ from ({given}) as given
 on conflict do nothing
 returning id, key;
 
--- name: find_taken
+-- name: find_existing
 select id, key from {schema}._private_jobs where id = any ($1::bigint[]) or key = any ($2::text[]);
 
 -- name: reserve_ids
--- Far beyond what is needed: others may take numbers between our look and our change, but never so many.
+-- Reserves far more than needed: other sessions may take ids between the read and the change, but never so many.
 select setval(sequence, $2::bigint + 10000)
 from (select pg_get_serial_sequence($1::text, 'id')::regclass as sequence) as of_jobs
 where coalesce(pg_sequence_last_value(sequence), 0) < $2::bigint;
 
--- name: tell_of_jobs
+-- name: notify_jobs
 select pg_notify('jobs:insert', json_build_object('r', random(), 'count', $1::integer)::text);

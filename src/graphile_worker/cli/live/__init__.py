@@ -1,6 +1,7 @@
-"""A live view of a queue, for ``graphile-worker top``.
+"""The live view of a queue, for ``graphile-worker top``.
 
-`loop` looks at the queue again and again and shows it; `view` is what is shown, `tabs` the tables in it,
-`details` one job, and `layout` fits texts to the terminal. `terminal` is the keyboard and the screen, which
-are left as they were.
+`loop` refreshes the view until the user quits. `snapshot` reads the queue; `view` draws the screen and
+handles keys; `tabs` declares the tables, `details` shows one job, and `layout` fits texts to the terminal.
+`terminal` reads the keyboard, and restores the terminal at the end. Only the verbs import this package, when
+they are called, because it needs rich.
 """

@@ -1,4 +1,4 @@
-"""Looking at a queue again and again, until somebody has seen enough."""
+"""The loop of the live view: refresh, draw, and carry out actions."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from typing import TYPE_CHECKING
 
 from rich.live import Live
 
+from graphile_worker._client.bulk import Change
 from graphile_worker.cli.live.details import Details
-from graphile_worker.cli.live.snapshot import look
+from graphile_worker.cli.live.snapshot import take_snapshot
 from graphile_worker.cli.live.terminal import keyboard, signals
-from graphile_worker.cli.live.view import View, Wish
+from graphile_worker.cli.live.view import Action, View
 from graphile_worker.cli.printing import console
 from graphile_worker.errors import GraphileWorkerError
-from graphile_worker.many_jobs import Change
 
 if TYPE_CHECKING:
     from graphile_worker.client import WorkerUtils
 
-SHARE = 50
-"""Looks may take about one part of so many of the time."""
+PAUSE_FACTOR = 50
+"""The pause between refreshes is at least this many times as long as a refresh takes."""
 
 
 class Top:
-    """The view, and what keeps it current.
+    """The live view of a queue.
 
     Args:
-        utils: The queue.
-        title: What it is.
-        interval: Seconds between looks, at least.
+        utils: Utils for the queue.
+        title: Title of the view.
+        interval: Minimum number of seconds between refreshes.
     """
 
     def __init__(self, utils: WorkerUtils, title: str, interval: float) -> None:
         self._utils = utils
         self._interval = interval
         self._view = View(title)
-        self._wishes: asyncio.Queue[Wish] = asyncio.Queue()
+        self._actions: asyncio.Queue[Action] = asyncio.Queue()
         self._changed = asyncio.Event()
-        self._again = asyncio.Event()
-        self._ended_by = 0
+        self._refresh_now = asyncio.Event()
+        self._end_signal = 0
 
     async def run(self) -> int:
-        """Until it is quit; the signal that ended it, or 0."""
+        """Run until the user quits, and return the signal that ended the view, or 0."""
         with (
             Live(console=console(), screen=True, auto_refresh=False) as live,
             signals(self._end, self._changed.set),
             keyboard(self._press),
         ):
-            tasks = [asyncio.create_task(work) for work in (self._look(), self._show(live))]
-            quitting = asyncio.create_task(self._obey())
+            tasks = [asyncio.create_task(coroutine) for coroutine in (self._refresh(), self._draw(live))]
+            quitting = asyncio.create_task(self._run_actions())
             try:
                 done, _ = await asyncio.wait([*tasks, quitting], return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -60,77 +60,84 @@ class Top:
                     task.cancel()
                     with suppress(asyncio.CancelledError, Exception):
                         await task
-        return self._ended_by
+        return self._end_signal
 
     def _end(self, number: int) -> None:
-        self._ended_by = 0 if number == signal.SIGINT else number
-        self._wishes.put_nowait(Wish("quit"))
+        self._end_signal = 0 if number == signal.SIGINT else number
+        self._actions.put_nowait(Action("quit"))
 
     def _press(self, key: str) -> None:
-        wish = self._view.press(key)
-        if wish is not None:
-            self._wishes.put_nowait(wish)
+        action = self._view.press(key)
+        if action is not None:
+            self._actions.put_nowait(action)
         self._changed.set()
 
-    async def _look(self) -> None:
+    async def _refresh(self) -> None:
         while True:
             pause = self._interval
-            self._again.clear()  # before it: what is changed while we look is to be seen by the next one
-            if not self._view.stands_still:
+            # Clear it before the queries, so that the next refresh shows changes that happen meanwhile.
+            self._refresh_now.clear()
+            if not self._view.is_paused:
                 try:
-                    before = self._view.snapshot
-                    self._view.snapshot = seen = await look(self._utils, before)
+                    previous = self._view.snapshot
+                    self._view.snapshot = snapshot = await take_snapshot(self._utils, previous)
                     await self._read_details()
-                    # The larger the queue the rarer the look, so that it costs the server next to nothing.
-                    # One alone does not tell: the first has to connect, and any may have had to wait.
-                    pause = max(pause, SHARE * min(seen.took, before.took if before else 0.0))
-                    self._view.pause, self._view.trouble = pause, ""
+                    # Large queues are refreshed less often, to keep the load on the server low. The shorter
+                    # of two durations counts: the first refresh connects, and any may have had to wait.
+                    shorter = min(snapshot.duration, previous.duration if previous else 0.0)
+                    pause = max(pause, PAUSE_FACTOR * shorter)
+                    self._view.pause, self._view.error = pause, ""
                 except GraphileWorkerError as error:
-                    self._view.trouble = str(error)
+                    self._view.error = str(error)
                 self._changed.set()
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await self._again.wait()
+                    await self._refresh_now.wait()
 
     async def _read_details(self) -> None:
-        """Of the job that somebody looks at, as it is now."""
+        """Refresh the job whose details are shown."""
         shown = self._view.detail
         if shown is not None:
             job = await self._utils.get_job(id=shown.job.id)
             shown.job, shown.is_gone = job or shown.job, job is None
+            if job is not None:
+                shown.progress = await self._utils.progress(job.id)
 
-    async def _show(self, live: Live) -> None:
+    async def _draw(self, live: Live) -> None:
         while True:
             self._changed.clear()
             width, height = live.console.size
             live.update(self._view.render(width, height), refresh=True)
             await self._changed.wait()
 
-    async def _obey(self) -> None:
-        while (wish := await self._wishes.get()).what != "quit":
+    async def _run_actions(self) -> None:
+        while (action := await self._actions.get()).name != "quit":
             try:
-                self._view.message = await self._grant(wish)
+                self._view.message = await self._run_action(action)
             except GraphileWorkerError as error:
                 self._view.message = str(error)
             self._changed.set()
 
-    async def _grant(self, wish: Wish) -> str:
-        job_id = wish.job_id
-        if wish.what == "look":
+    async def _run_action(self, action: Action) -> str:
+        """Carry out an action, and return the message for the user."""
+        job_id = action.job_id
+        if action.name == "show":
             job = await self._utils.get_job(id=job_id)
-            self._view.detail = None if job is None else Details(job)
-            return "" if job else f"Job {job_id} is gone."
-        change = Change.retry() if wish.what == "retry" else Change.cancel("By graphile-worker top")
-        done = [batch async for batch in self._utils.many.change(change, [job_id])]
-        changed = any(batch.changed for batch in done)
+            self._view.detail = None
+            if job is not None:
+                self._view.detail = Details(job, await self._utils.progress(job.id))
+            return "" if job else f"Job {job_id} no longer exists."
+        change = Change.retry() if action.name == "retry" else Change.cancel("By graphile-worker top")
+        batches = [batch async for batch in self._utils.many.change(change, [job_id])]
+        changed = any(batch.changed for batch in batches)
         await self._read_details()
-        self._again.set()
-        if wish.what == "retry":
+        self._refresh_now.set()
+        if action.name == "retry":
             return (
-                f"Job {job_id} runs again."
+                f"Job {job_id} will run again."
                 if changed
-                else f"Job {job_id} was not changed: it runs, or is gone."
+                else f"Job {job_id} was not changed: it is running, or no longer exists."
             )
-        if any(batch.requested for batch in done):
-            return f"The worker of job {job_id} was asked to cancel it."
-        return f"Job {job_id} is cancelled." if changed else f"Job {job_id} was not changed: it is over."
+        if any(batch.requested for batch in batches):
+            return f"Asked the worker to cancel job {job_id}."
+        return f"Job {job_id} is cancelled." if changed else f"Job {job_id} was not changed: it has ended."

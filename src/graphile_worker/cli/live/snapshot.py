@@ -1,4 +1,4 @@
-"""A queue at one moment."""
+"""Snapshots of a queue."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from graphile_worker.client import WorkerUtils
-    from graphile_worker.liveness import WorkerInfo
     from graphile_worker.stats import FailedJob, QueueStats, RunningJob, Stats, Writes
+    from graphile_worker.workers import WorkerInfo
 
-_MOST_QUEUES = 200
+_MAX_QUEUES = 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What was seen, and how long that took."""
+    """The state of a queue at one moment, and how long it took to read it."""
 
     at: datetime
-    took: float
+    duration: float
     stats: Stats
     queues: Sequence[QueueStats]
     running: Sequence[RunningJob]
@@ -31,29 +31,29 @@ class Snapshot:
     failures: Sequence[FailedJob]
     writes: Writes
     added: float | None = None
-    """How many jobs a second since the one before; None if there was none."""
+    """Jobs added per second since the previous snapshot; None for the first."""
     removed: float | None = None
-    tasks_grow: Mapping[str, float] = field(default_factory=dict)
-    """By how many jobs a second each task has grown since then, or shrunk; if that is known."""
-    queues_grow: Mapping[str, float] = field(default_factory=dict)
+    task_growth: Mapping[str, float] = field(default_factory=dict)
+    """Change of the number of jobs per second, for tasks where it is known."""
+    queue_growth: Mapping[str, float] = field(default_factory=dict)
 
-    def held(self) -> Counter[str]:
-        """How many jobs each worker runs."""
+    def running_by_worker(self) -> Counter[str]:
+        """Return the number of running jobs of each worker."""
         return Counter(job.locked_by for job in self.running)
 
 
-async def look(utils: WorkerUtils, before: Snapshot | None) -> Snapshot:
-    """Look at the queue; one statement after the other, so that it is never more than one session's work."""
-    began = monotonic()
+async def take_snapshot(utils: WorkerUtils, previous: Snapshot | None) -> Snapshot:
+    """Read the queue, one statement after the other, so that it never takes more than one session."""
+    started = monotonic()
     stats = await utils.stats()
-    queues = await utils.many.queues(limit=_MOST_QUEUES)
+    queues = await utils.many.queues(limit=_MAX_QUEUES)
     running = await utils.many.running()
-    workers = await utils.workers(and_locks=False)
+    workers = await utils.workers(include_locks=False)
     failures = await utils.many.failures()
     writes = await utils.many.writes()
-    seen = Snapshot(
+    snapshot = Snapshot(
         at=datetime.now(UTC),
-        took=monotonic() - began,
+        duration=monotonic() - started,
         stats=stats,
         queues=queues,
         running=running,
@@ -61,33 +61,39 @@ async def look(utils: WorkerUtils, before: Snapshot | None) -> Snapshot:
         failures=failures,
         writes=writes,
     )
-    return seen if before is None or writes.at <= before.writes.at else _compared(seen, before)
+    if previous is None or writes.at <= previous.writes.at:
+        return snapshot
+    return _with_rates(snapshot, previous)
 
 
-def _compared(seen: Snapshot, before: Snapshot) -> Snapshot:
-    """With what has happened between the two."""
-    passed = seen.writes.at - before.writes.at
+def _with_rates(snapshot: Snapshot, previous: Snapshot) -> Snapshot:
+    """Return the snapshot with rates of change since the previous one."""
+    seconds = snapshot.writes.at - previous.writes.at
 
-    def rates(now: Mapping[str, int], then: Mapping[str, int], *, is_whole: bool) -> dict[str, float]:
+    def rates(now: Mapping[str, int], before: Mapping[str, int], *, is_complete: bool) -> dict[str, float]:
         return {
-            name: (count - then.get(name, 0)) / passed
+            name: (count - before.get(name, 0)) / seconds
             for name, count in now.items()
-            if name in then or is_whole
+            if name in before or is_complete
         }
 
     return replace(
-        seen,
-        # Less than before: somebody has reset the statistics.
-        added=max(0, seen.writes.added - before.writes.added) / passed,
-        removed=max(0, seen.writes.removed - before.writes.removed) / passed,
-        tasks_grow=rates(_by_task(seen), _by_task(before), is_whole=True),
-        queues_grow=rates(_by_queue(seen), _by_queue(before), is_whole=len(before.queues) < _MOST_QUEUES),
+        snapshot,
+        # A counter is lower than before if the statistics were reset.
+        added=max(0, snapshot.writes.added - previous.writes.added) / seconds,
+        removed=max(0, snapshot.writes.removed - previous.writes.removed) / seconds,
+        task_growth=rates(_jobs_by_task(snapshot), _jobs_by_task(previous), is_complete=True),
+        queue_growth=rates(
+            _jobs_by_queue(snapshot),
+            _jobs_by_queue(previous),
+            is_complete=len(previous.queues) < _MAX_QUEUES,
+        ),
     )
 
 
-def _by_task(seen: Snapshot) -> dict[str, int]:
-    return {name: task.total for name, task in seen.stats.tasks.items()}
+def _jobs_by_task(snapshot: Snapshot) -> dict[str, int]:
+    return {name: task.total for name, task in snapshot.stats.tasks.items()}
 
 
-def _by_queue(seen: Snapshot) -> dict[str, int]:
-    return {queue.queue_name: queue.jobs for queue in seen.queues}
+def _jobs_by_queue(snapshot: Snapshot) -> dict[str, int]:
+    return {queue.queue_name: queue.jobs for queue in snapshot.queues}

@@ -1,4 +1,4 @@
-"""The keyboard and the screen of a terminal, which are left as they were however it ends."""
+"""The keyboard and the signals of a terminal, whose modes are restored at the end."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _CONTROL_CHARACTERS = 6
 _KEYS = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Z]|.", re.DOTALL)
 _UNFINISHED = re.compile(r"\x1b(?:\[[0-9;]*|O)?\Z")
-_PATIENCE = 0.1
-"""Seconds after which an Escape is the key, and not the beginning of another one's sequence."""
+_ESCAPE_TIMEOUT = 0.1
+"""Seconds after which an Escape is the key itself, and not the start of another key's sequence."""
 _NAMES = {
     "\x1b[A": "up", "\x1bOA": "up", "\x1b[B": "down", "\x1bOB": "down", "\x1b[C": "right", "\x1bOC": "right",
     "\x1b[D": "left", "\x1bOD": "left", "\x1b[5~": "page up", "\x1b[6~": "page down", "\x1b[H": "home",
@@ -32,7 +32,7 @@ _NAMES = {
 
 
 def keys_in(text: str) -> list[str]:
-    r"""What was pressed: names of keys, and letters as they are.
+    r"""Return the pressed keys: names of special keys, and other characters unchanged.
 
     >>> keys_in("q\x1b[A\x1b")
     ['q', 'up', 'escape']
@@ -41,7 +41,7 @@ def keys_in(text: str) -> list[str]:
 
 
 class Keys:
-    r"""What was pressed, from what arrives piece by piece.
+    r"""Decodes pressed keys from input that arrives in pieces.
 
     >>> keys = Keys()
     >>> keys.feed(b"\xc3"), keys.feed(b"\xa9\x1b["), keys.feed(b"A\x1b"), keys.end()
@@ -53,72 +53,72 @@ class Keys:
         self._rest = ""
 
     @property
-    def waits(self) -> bool:
-        """Whether there is something that may be the beginning of a sequence."""
+    def has_incomplete(self) -> bool:
+        """Whether there is input that may be the start of a sequence."""
         return bool(self._rest)
 
-    def feed(self, got: bytes) -> list[str]:
-        """The keys that are known now; what may go on is kept."""
-        text = self._rest + self._decoder.decode(got)
+    def feed(self, data: bytes) -> list[str]:
+        """Return the complete keys, and keep input that may be incomplete."""
+        text = self._rest + self._decoder.decode(data)
         unfinished = _UNFINISHED.search(text)
         end = len(text) if unfinished is None else unfinished.start()
         self._rest = text[end:]
         return keys_in(text[:end])
 
     def end(self) -> list[str]:
-        """What was kept, because nothing more comes."""
+        """Return the keys in the kept input, because no more follows."""
         rest, self._rest = self._rest, ""
         return keys_in(rest)
 
 
 @contextmanager
-def keyboard(pressed: Callable[[str], None]) -> Iterator[None]:
-    """Call `pressed` for each key, as soon as it is pressed; it is not shown."""
+def keyboard(on_key: Callable[[str], None]) -> Iterator[None]:
+    """Call `on_key` for each pressed key; the terminal does not echo it."""
     descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
+    original = termios.tcgetattr(descriptor)
     loop = asyncio.get_running_loop()
     keys = Keys()
     timer: asyncio.TimerHandle | None = None
 
-    def tell(found: list[str]) -> None:
-        for key in found:
-            pressed(key)
+    def report(pressed: list[str]) -> None:
+        for key in pressed:
+            on_key(key)
 
     def read() -> None:
         nonlocal timer
-        got = os.read(descriptor, 1024)
-        if not got:  # the terminal is gone
+        data = os.read(descriptor, 1024)
+        if not data:  # the terminal is gone
             loop.remove_reader(descriptor)
             os.kill(os.getpid(), signal.SIGHUP)
         if timer is not None:
             timer.cancel()
-        tell(keys.feed(got))
-        timer = loop.call_later(_PATIENCE, lambda: tell(keys.end())) if keys.waits else None
+        report(keys.feed(data))
+        timer = loop.call_later(_ESCAPE_TIMEOUT, lambda: report(keys.end())) if keys.has_incomplete else None
 
     try:
         tty.setcbreak(descriptor)
-        now = termios.tcgetattr(descriptor)
-        # A shell would get the terminal back as it is in the middle of this.
-        now[_CONTROL_CHARACTERS][termios.VSUSP] = b"\0"
-        termios.tcsetattr(descriptor, termios.TCSANOW, now)
+        modes = termios.tcgetattr(descriptor)
+        # Disable Ctrl-Z: the shell would get the terminal back in these modes.
+        modes[_CONTROL_CHARACTERS][termios.VSUSP] = b"\0"
+        termios.tcsetattr(descriptor, termios.TCSANOW, modes)
         loop.add_reader(descriptor, read)
         yield
     finally:
         loop.remove_reader(descriptor)
         if timer is not None:
             timer.cancel()
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, original)
 
 
 @contextmanager
-def signals(ended: Callable[[int], None], resized: Callable[[], None]) -> Iterator[None]:
-    """Call these when somebody wants it to end, or has changed the size of the terminal."""
+def signals(on_end: Callable[[int], None], on_resize: Callable[[], None]) -> Iterator[None]:
+    """Call `on_end` for signals that end the view, and `on_resize` when the terminal's size changes."""
     loop = asyncio.get_running_loop()
-    for number in _ENDING:
-        loop.add_signal_handler(number, ended, number)
-    loop.add_signal_handler(signal.SIGWINCH, resized)
+    for number in _END_SIGNALS:
+        loop.add_signal_handler(number, on_end, number)
+    loop.add_signal_handler(signal.SIGWINCH, on_resize)
     try:
         yield
     finally:
-        for number in (*_ENDING, signal.SIGWINCH):
+        for number in (*_END_SIGNALS, signal.SIGWINCH):
             loop.remove_signal_handler(number)

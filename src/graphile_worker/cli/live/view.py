@@ -1,4 +1,4 @@
-"""What the live view shows, and what keys do to it. Nothing here knows of a database or of a keyboard."""
+"""The screen of the live view and the meaning of keys, without access to a database or a keyboard."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from rich.console import Group
 from rich.text import Text
 
 from graphile_worker.cli import times
-from graphile_worker.cli.live.layout import packed, wrapped
-from graphile_worker.cli.live.tabs import TABS, Tab, arranged
+from graphile_worker.cli.live.layout import pack_lines, wrap_lines
+from graphile_worker.cli.live.tabs import TABS, Tab, filter_and_sort
 from graphile_worker.cli.printing import STATES, table
 
 if TYPE_CHECKING:
@@ -18,30 +18,29 @@ if TYPE_CHECKING:
     from graphile_worker.cli.live.details import Details
     from graphile_worker.cli.live.snapshot import Snapshot
 
-_LOW, _ROOMY = 10, 16
-"""With fewer lines than that nothing is folded; and the parts are not set apart."""
-# What leads out stands first, where it is never cut.
+_MIN_HEIGHT_TO_WRAP, _MIN_HEIGHT_FOR_GAPS = 10, 16
+# The keys to quit and go back come first, where they are never cut off.
 _HELP = (
-    *("q quit", "Tab other table", "↑↓ choose", "s sort", "o order", "/ filter", "Enter look", "t retry"),
-    *("c cancel", "space stop"),
-)
-_HELP_ON_DETAILS = ("q quit", "Esc back", "↑↓ scroll", "t retry", "c cancel", "space stop")
+    "q quit", "Tab next table", "↑↓ select", "s sort", "o order", "/ filter", "Enter details", "t retry",
+    "c cancel", "space pause",
+)  # fmt: skip
+_HELP_ON_DETAILS = ("q quit", "Esc back", "↑↓ scroll", "t retry", "c cancel", "space pause")
 
 
-def _folds(height: int) -> int:
-    """How many lines a part may take that could be cut."""
-    return 1 if height < _LOW else 2
+def _max_lines(height: int) -> int:
+    """Return how many lines a part of the screen may take before it is cut."""
+    return 1 if height < _MIN_HEIGHT_TO_WRAP else 2
 
 
-class Wish(NamedTuple):
-    """Something to be done outside of the view."""
+class Action(NamedTuple):
+    """A request of the user that needs the database, or ends the program."""
 
-    what: Literal["quit", "look", "retry", "cancel"]
+    name: Literal["quit", "show", "retry", "cancel"]
     job_id: int = 0
 
 
 class View:
-    """The tables, and where somebody is in them."""
+    """The tables, with the selected table and row, the order and the filter."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -49,50 +48,52 @@ class View:
         self._orders = [(tab.sorted_by, tab.descending) for tab in TABS]
         self._cursor = 0
         self._filter = ""
-        self._types = False
-        self._asked: Wish | None = None
+        self._is_typing = False
+        self._unconfirmed: Action | None = None
         self.snapshot: Snapshot | None = None
         self.detail: Details | None = None
         self.pause = 0.0
-        """Seconds to the next look."""
+        """Seconds between refreshes."""
         self.message = ""
-        self.trouble = ""
-        """Why the last look failed, if it did."""
-        self.stands_still = False
+        self.error = ""
+        """The error of the last refresh, if it failed."""
+        self.is_paused = False
 
     @property
-    def _tab_shown(self) -> Tab:
+    def _current_tab(self) -> Tab:
         return TABS[self._tab]
 
     def _rows(self) -> list[object]:
         if self.snapshot is None:
             return []
         by, descending = self._orders[self._tab]
-        tab = self._tab_shown
-        return arranged(tab, tab.rows(self.snapshot), by=by, descending=descending, having=self._filter)
+        tab = self._current_tab
+        return filter_and_sort(
+            tab, tab.rows(self.snapshot), column_index=by, descending=descending, search=self._filter
+        )
 
-    def press(self, key: str) -> Wish | None:
-        """Do what the key means; what cannot be done here is returned."""
+    def press(self, key: str) -> Action | None:
+        """Handle a key. Return an action for the caller if the view cannot carry it out."""
         self.message = ""
-        if self._types:
+        if self._is_typing:
             self._type(key)
             return None
-        if self._asked is not None:
-            wish, self._asked = self._asked, None
-            return wish if key in {"y", "Y"} else None
+        if self._unconfirmed is not None:
+            action, self._unconfirmed = self._unconfirmed, None
+            return action if key in {"y", "Y"} else None
         if key == "q":
-            return Wish("quit")
+            return Action("quit")
         if self.detail is not None and key in {"escape", "enter", "left"}:
             self.detail = None
         elif key in {"enter", "t", "c"}:
-            return self._of_job(key)
+            return self._job_action(key)
         elif self.detail is None or not self.detail.move(key):
             self._move(key)
         return None
 
     def _type(self, key: str) -> None:
         if key in {"enter", "escape"}:
-            self._types = False
+            self._is_typing = False
             self._filter = "" if key == "escape" else self._filter
         elif key == "backspace":
             self._filter = self._filter[:-1]
@@ -114,104 +115,111 @@ class View:
             case "home" | "end":
                 self._cursor = 0 if key == "home" else max(0, len(self._rows()) - 1)
             case "s":
-                self._orders[self._tab] = ((by + 1) % len(self._tab_shown.columns), descending)
+                self._orders[self._tab] = ((by + 1) % len(self._current_tab.columns), descending)
             case "o":
                 self._orders[self._tab] = (by, not descending)
             case "/":
-                self._types, self._filter = True, ""
+                self._is_typing, self._filter = True, ""
             case "escape":
                 self._filter = ""
             case " ":
-                self.stands_still = not self.stands_still
+                self.is_paused = not self.is_paused
 
-    def _of_job(self, key: str) -> Wish | None:
-        job_id = self.detail.job.id if self.detail is not None else self._chosen_job()
+    def _job_action(self, key: str) -> Action | None:
+        job_id = self.detail.job.id if self.detail is not None else self._selected_job()
         if job_id is None:
-            self.message = "Choose a job first, in the table of those that run or of those that failed."
+            self.message = "Select a job first, in the table Running or Failures."
             return None
         if key == "enter":
-            return Wish("look", job_id)
-        self._asked = Wish("retry" if key == "t" else "cancel", job_id)
+            return Action("show", job_id)
+        self._unconfirmed = Action("retry" if key == "t" else "cancel", job_id)
         return None
 
-    def _chosen_job(self) -> int | None:
-        rows, job_id = self._rows(), self._tab_shown.job_id
+    def _selected_job(self) -> int | None:
+        rows, job_id = self._rows(), self._current_tab.job_id
         if job_id is None or not rows:
             return None
         return job_id(rows[min(self._cursor, len(rows) - 1)])
 
     def render(self, width: int, height: int) -> RenderableType:
-        """The screen. Whatever its size, the foot is on it, for that may ask something."""
-        foot = self._foot(width, height)
-        gap = [Text()] if height >= _ROOMY else []
-        head = [*self._head(width, _folds(height)), *gap][: max(0, height - len(foot) - len(gap) - 1)]
-        room = height - len(head) - len(foot) - len(gap)
+        """Return the screen. The footer is shown at any size, because it may ask for confirmation."""
+        footer = self._footer(width, height)
+        gap = [Text()] if height >= _MIN_HEIGHT_FOR_GAPS else []
+        header = [*self._header(width, _max_lines(height)), *gap]
+        header = header[: max(0, height - len(footer) - len(gap) - 1)]
+        remaining = height - len(header) - len(footer) - len(gap)
         body: list[RenderableType] = []
-        if room > 0:
-            body = [self._table(room)] if self.detail is None else [*self.detail.render(width, room)]
-        return Group(*head, *body, *gap, *foot)
+        if remaining > 0:
+            body = [self._table(remaining)]
+            if self.detail is not None:
+                body = [*self.detail.render(width, remaining)]
+        return Group(*header, *body, *gap, *footer)
 
-    def _head(self, width: int, most: int) -> list[Text]:
-        """Each of its parts in so many lines at most."""
-        seen = self.snapshot
+    def _header(self, width: int, max_lines: int) -> list[Text]:
+        """Return the header, with at most `max_lines` lines for each of its parts."""
+        snapshot = self.snapshot
         title = Text(self._title, style="bold")
-        if seen is None:
-            return [*packed([title], width, gap=3, most=1), Text("Looking…"), *self._tabs(width, most)]
-        looks = f"a look takes {seen.took * 1000:.0f} ms, the next comes after {self.pause:.0f} s"
-        looks = f"{seen.at.astimezone():%H:%M:%S}, {looks}"
+        if snapshot is None:
+            return [
+                *pack_lines([title], width, gap=3, max_lines=1),
+                Text("Loading…"),
+                *self._tabs(width, max_lines),
+            ]
+        refresh = f"{snapshot.at.astimezone():%H:%M:%S}, "
+        refresh += f"a refresh takes {snapshot.duration * 1000:.0f} ms, the next one in {self.pause:.0f} s"
         counts = [
-            Text.assemble((f"{getattr(seen.stats, state):,} ", "bold"), (state, colour))
+            Text.assemble((f"{getattr(snapshot.stats, state):,} ", "bold"), (state, colour))
             for state, colour in STATES.items()
         ]
-        if seen.stats.oldest_due is not None:
-            counts.append(Text(f"oldest due {times.from_now(seen.stats.oldest_due)}"))
-        for what, rate in (("added", seen.added), ("done", seen.removed)):
-            counts.append(Text(f"{what} {'…' if rate is None else f'{rate:,.1f}/s'}"))
+        if snapshot.stats.oldest_due is not None:
+            counts.append(Text(f"oldest due {times.format_relative(snapshot.stats.oldest_due)}"))
+        for label, rate in (("added", snapshot.added), ("done", snapshot.removed)):
+            counts.append(Text(f"{label} {'…' if rate is None else f'{rate:,.1f}/s'}"))
         return [
-            *packed([title, Text(looks, style="dim")], width, gap=3, most=most),
-            *packed(counts, width, gap=3, most=most),
-            *self._tabs(width, most),
+            *pack_lines([title, Text(refresh, style="dim")], width, gap=3, max_lines=max_lines),
+            *pack_lines(counts, width, gap=3, max_lines=max_lines),
+            *self._tabs(width, max_lines),
         ]
 
-    def _tabs(self, width: int, most: int) -> list[Text]:
+    def _tabs(self, width: int, max_lines: int) -> list[Text]:
         parts = [
-            Text(f" {place + 1} {tab.title} ", style="reverse" if place == self._tab else "dim")
-            for place, tab in enumerate(TABS)
+            Text(f" {index + 1} {tab.title} ", style="reverse" if index == self._tab else "dim")
+            for index, tab in enumerate(TABS)
         ]
         by, descending = self._orders[self._tab]
-        order = f"  by {self._tab_shown.columns[by].title.lower()} {'↓' if descending else '↑'}"
+        order = f"  by {self._current_tab.columns[by].title.lower()} {'↓' if descending else '↑'}"
         parts.append(Text(order, style="dim"))
-        if self._filter or self._types:
-            parts.append(Text(f" with {self._filter!r}", style="yellow"))
-        return packed(parts, width, gap=1, most=most)
+        if self._filter or self._is_typing:
+            parts.append(Text(f" containing {self._filter!r}", style="yellow"))
+        return pack_lines(parts, width, gap=1, max_lines=max_lines)
 
-    def _table(self, room: int) -> RenderableType:
+    def _table(self, height: int) -> RenderableType:
         rows = self._rows()
         self._cursor = max(0, min(self._cursor, len(rows) - 1))
         if not rows:
-            return Text("" if self.snapshot is None else "Nothing", style="dim")
-        headings = 1 if room > 1 else 0
-        room -= headings
-        start = max(0, min(self._cursor - room // 2, len(rows) - room))
-        made = table(self._tab_shown.columns, rows[start : start + room])
-        made.show_header = bool(headings)
-        made.rows[self._cursor - start].style = "reverse"
-        return made
+            return Text("" if self.snapshot is None else "No rows", style="dim")
+        has_headings = height > 1
+        visible = height - has_headings
+        start = max(0, min(self._cursor - visible // 2, len(rows) - visible))
+        shown = table(self._current_tab.columns, rows[start : start + visible])
+        shown.show_header = has_headings
+        shown.rows[self._cursor - start].style = "reverse"
+        return shown
 
-    def _foot(self, width: int, height: int) -> list[Text]:
+    def _footer(self, width: int, height: int) -> list[Text]:
         if notice := self._notice():
-            return wrapped(notice, width, "bold yellow")[: max(1, height // 2)]
+            return wrap_lines(notice, width, "bold yellow")[: max(1, height // 2)]
         parts = [Text(part, style="dim") for part in (_HELP if self.detail is None else _HELP_ON_DETAILS)]
-        if self.stands_still:
-            parts.insert(0, Text("It stands still; space goes on.", style="dim"))
-        return packed(parts, width, gap=2, most=_folds(height))
+        if self.is_paused:
+            parts.insert(0, Text("Paused: space resumes.", style="dim"))
+        return pack_lines(parts, width, gap=2, max_lines=_max_lines(height))
 
     def _notice(self) -> str:
-        """What is to be said instead of what keys do."""
-        if self._types:
-            return f"Show what contains: {self._filter}▏ (Enter keeps it, Esc shows all)"
-        if self._asked is None:
-            return self.message or self.trouble
-        again = self._asked.what == "retry"
-        what = "Run job {} again, with all its attempts?" if again else "Cancel job {}?"
-        return f"{what.format(self._asked.job_id)} y/n"
+        """Return the message to show instead of the help for keys, if any."""
+        if self._is_typing:
+            return f"Filter: {self._filter}▏ (Enter applies, Esc shows all)"
+        if self._unconfirmed is None:
+            return self.message or self.error
+        is_retry = self._unconfirmed.name == "retry"
+        question = "Retry job {} now, with all its attempts?" if is_retry else "Cancel job {}?"
+        return f"{question.format(self._unconfirmed.job_id)} y/n"

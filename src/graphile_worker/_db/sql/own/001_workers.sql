@@ -1,5 +1,5 @@
--- Heartbeats as the Rust port keeps them (the objects of its migration 20), so that workers of both
--- languages see each other. Not run where the table exists: then the Rust port made all of this.
+-- Heartbeats as the Rust port stores them (the objects of its migration 20), so that workers of both languages see each
+-- other. Not run if the table exists: then the Rust port has created all of this.
 
 create table {schema}._private_workers (
   id text primary key,

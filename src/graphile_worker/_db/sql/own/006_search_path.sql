@@ -1,11 +1,12 @@
--- Functions that an earlier release of this library installed get the search_path that new ones are created with. So
--- none of their names leads to a function or operator that another role made, whatever a caller's path is.
--- Functions that npm or the Rust port made stay as they are; each of our own is known by words of its text.
+-- Functions that an earlier release of this library installed get the search_path that new functions are created with.
+-- Then none of their names resolves to a function or operator that another role created, whatever the caller's
+-- search_path is. Functions that npm or the Rust port created stay as they are. Functions of this library are
+-- recognized by a marker in their text.
 do $body$
 declare
-  ours regprocedure;
+  own_function regprocedure;
 begin
-  for ours in
+  for own_function in
     select function.oid
     from (values
       ('add_jobs', 'returned in the order of the specs'),
@@ -28,7 +29,7 @@ begin
       on job.typnamespace = function.pronamespace and job.oid = pg_typeof(null::{schema}._private_jobs)
     where function.proconfig is null
   loop
-    execute format('alter function %s set search_path = pg_catalog, pg_temp', ours);
+    execute format('alter function %s set search_path = pg_catalog, pg_temp', own_function);
   end loop;
 end
 $body$;

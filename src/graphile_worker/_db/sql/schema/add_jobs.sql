@@ -1,5 +1,5 @@
--- add_jobs and add_job: the two functions that revision 20 changed. They are created on a new schema and
--- replaced on one that we bring from 19 to 20; a schema that arrived at 20 without us keeps its own.
+-- add_jobs and add_job: the two functions that revision 20 changed. They are created in a new schema, and replaced in a
+-- schema that this library upgrades from 19 to 20. A schema that another installer brought to 20 keeps its own.
 
 -- name: replace_pending_job
 on conflict (key) do update set
@@ -42,7 +42,7 @@ begin
     return;
   end if;
 
-  -- Only what is missing is inserted: an identity value spent on every call would run out.
+  -- Only missing names are inserted: with an identity value used up by every call, the values would run out.
   insert into {schema}._private_tasks (identifier)
     select distinct spec.identifier
     from unnest(specs) as spec
@@ -60,10 +60,10 @@ begin
     order by spec.queue_name
     on conflict (queue_name) do nothing;
 
-  -- A job that runs, or that failed for good, gives up its key: it will not run again, and the key is
-  -- free for the new job.
+  -- A job that is running, or that has failed permanently, gives up its key. It does not run again, and the new job
+  -- gets the key.
   if exists (select from unnest(specs) as spec where spec.job_key is not null) then
-    -- In one order for all, so that two calls with the same keys do not wait for each other.
+    -- All calls lock in the same order, so that two calls with the same keys do not deadlock.
     perform from {schema}._private_jobs as job
       join unnest(specs) as spec on spec.job_key = job.key
       order by job.key
@@ -74,10 +74,11 @@ begin
       where job.key = spec.job_key and not job.is_available;
   end if;
 
-  -- The random number keeps PostgreSQL from folding equal notifications of one transaction into one.
+  -- The random number keeps PostgreSQL from merging equal notifications of one transaction into one.
   perform pg_notify('jobs:insert', json_build_object('r', random(), 'count', total)::text);
 
   -- No join and no sort: rows are inserted, numbered and returned in the order of the specs.
+  -- (The line above is the marker by which this function is recognized: keep its words.)
   for added in
     insert into {schema}._private_jobs as job
       (job_queue_id, task_id, payload, run_at, max_attempts, key, priority, flags)
@@ -101,8 +102,8 @@ begin
   loop
     current_spec := specs[first + position];
     position := position + 1;
-    -- A spec that gave no row met a job that a worker took after we looked for such jobs above. Seen
-    -- again with new eyes that job runs, and gives up its key.
+    -- A spec without a row met a job that a worker claimed after the update above. The new call sees that the job is
+    -- running, and takes its key.
     while added.key is distinct from current_spec.job_key loop
       return query select * from {schema}.add_jobs(array[current_spec], job_key_preserve_run_at);
       current_spec := specs[first + position];
@@ -121,8 +122,8 @@ begin
 end
 $body$;
 
--- One job at a time is added without arrays: for those PostgreSQL would plan each statement anew each time,
--- which takes longer than the statements themselves.
+-- A single job is added without arrays. With arrays, PostgreSQL would plan each statement again in every call, which
+-- takes longer than the statements themselves.
 create or replace function {schema}.add_job(
   identifier text,
   payload json default null,
@@ -148,11 +149,12 @@ begin
       using errcode = 'GWBKM', hint = 'Use replace, preserve_run_at or unsafe_dedupe.';
   end if;
 
-  -- Cast before anything is inserted, so that a number out of range uses up no id.
+  -- Cast before anything is inserted, so that a number out of range does not use up an id.
   small_max_attempts := coalesce(max_attempts, 25);
   small_priority := coalesce(priority, 0);
 
   -- Repeated if a worker or another caller comes between two of the statements.
+  -- (The line above is the marker by which this function is recognized: keep its words.)
   loop
     insert into {schema}._private_tasks (identifier)
       select add_job.identifier
@@ -194,7 +196,7 @@ begin
     exit when found;
 
     if dedupe then
-      -- Whatever the state of the job that has the key: "unsafe" is the caller's choice.
+      -- This applies to the job with the key in any state, because the caller chose "unsafe".
       update {schema}._private_jobs as job
         set revision = job.revision + 1, updated_at = now()
         where job.key = job_key

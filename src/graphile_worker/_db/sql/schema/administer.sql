@@ -1,13 +1,13 @@
--- The functions that administer jobs. A lock counts for four hours; a job locked for longer is treated
--- as one that nobody runs.
+-- The functions that administer jobs. A lock expires after four hours: a job locked for longer is treated as not
+-- running.
 
 create function {schema}.remove_job(job_key text) returns {schema}._private_jobs
 strict language plpgsql set search_path = pg_catalog, pg_temp as $body$
 declare
   job {schema}._private_jobs;
 begin
-  -- Locked first, so that what is decided below stays true until we are done. If somebody gave the key to
-  -- another job while we waited for the lock, we look again.
+  -- The row is locked first, so that the checks below stay true until the end. If the key went to another job while
+  -- this call waited for the lock, the loop selects again.
   loop
     select * into job from {schema}._private_jobs as found where found.key = job_key for update;
     exit when found;
@@ -20,7 +20,7 @@ begin
     perform pg_notify('jobs:insert', json_build_object('r', random(), 'count', -1)::text);
     return job;
   end if;
-  -- It runs now: let it finish, but never again.
+  -- The job is running: it may finish, but it is never retried.
   update {schema}._private_jobs as found
     set key = null, attempts = found.max_attempts, updated_at = now()
     where found.id = job.id

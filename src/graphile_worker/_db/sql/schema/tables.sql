@@ -65,7 +65,7 @@ create table {schema}._private_known_crontabs (
   last_execution timestamptz
 );
 
--- On, with no policy: only the owner, its members and superusers reach the rows.
+-- Enabled without a policy: only the owner, its members and superusers can access the rows.
 alter table {schema}._private_tasks enable row level security;
 alter table {schema}._private_job_queues enable row level security;
 alter table {schema}._private_jobs enable row level security;
@@ -82,7 +82,7 @@ create type {schema}.job_spec as (
   flags text[]
 );
 
--- Without the payload on purpose: it may be large, and it may be private.
+-- The payload is left out on purpose: it may be large, and it may be private.
 create view {schema}.jobs as
   select
     job.id,

@@ -1,0 +1,101 @@
+"""A shop with FastAPI and SQLAlchemy's async sessions. README.md says how to run it."""
+
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+from fastapi import Depends, FastAPI, HTTPException, status
+from pydantic import BaseModel
+from sqlalchemy import make_url
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from graphile_worker import App, JobContext
+
+DSN = os.environ["DATABASE_URL"]
+
+logging.basicConfig(level=logging.INFO)
+engine = create_async_engine(make_url(DSN).set(drivername="postgresql+asyncpg"))
+new_session = async_sessionmaker(engine, expire_on_commit=False)
+app = App(DSN)
+
+
+class Base(DeclarativeBase):
+    """The base of all tables."""
+
+
+class Order(Base):
+    """An order, and whether it has an invoice."""
+
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    item: Mapped[str]
+    email: Mapped[str]
+    invoiced: Mapped[bool] = mapped_column(default=False)
+
+
+@app.task
+async def write_invoice(ctx: JobContext, order: int) -> None:
+    """Write the invoice, add the next job, and complete this one: all three in one transaction."""
+    async with new_session.begin() as session:
+        stored = await session.get_one(Order, order)
+        stored.invoiced = True
+        await send_receipt.using(connection=session).enqueue(order=order, email=stored.email)
+        await ctx.complete(connection=session)
+
+
+@app.task
+async def send_receipt(ctx: JobContext, order: int, email: str) -> None:
+    """Send the receipt. The line in the log stands for an e-mail."""
+    ctx.logger.info("Sent the receipt for order %s to %s", order, email)
+
+
+@asynccontextmanager
+async def lifespan(_web: FastAPI) -> AsyncIterator[None]:
+    """Create the tables of the shop and of the queue, and close the connections at the end."""
+    async with engine.begin() as connection:
+        await connection.run_sync(Base.metadata.create_all)
+    async with app:
+        await app.migrate()
+        yield
+    await engine.dispose()
+
+
+async def open_session() -> AsyncIterator[AsyncSession]:
+    """Give a request its session and transaction. An exception rolls back what the request did."""
+    async with new_session.begin() as session:
+        yield session
+
+
+# With scope="function" the transaction is committed before the response is sent, not after it.
+RequestSession = Annotated[AsyncSession, Depends(open_session, scope="function")]
+
+
+class NewOrder(BaseModel):
+    """An order as a customer sends it."""
+
+    item: str
+    email: str
+    card: str
+
+
+web = FastAPI(lifespan=lifespan)
+
+
+@web.post("/orders", status_code=status.HTTP_201_CREATED)
+async def place_order(new: NewOrder, session: RequestSession) -> dict[str, int]:
+    """Store the order and its job. A declined card rolls back both."""
+    order = Order(item=new.item, email=new.email)
+    session.add(order)
+    await session.flush()  # the order gets its id
+    job = await write_invoice.using(connection=session).enqueue(order=order.id)
+    if not charge(new.card):
+        raise HTTPException(status.HTTP_402_PAYMENT_REQUIRED, "The card was declined.")
+    return {"order": order.id, "job": job.id}
+
+
+def charge(card: str) -> bool:
+    """Return whether the card was charged. This stands for a call of the bank."""
+    return card != "expired"

@@ -1,0 +1,1424 @@
+-- The exchange: one call and one commit, in which a worker records finished jobs, releases or keeps their serial
+-- queues, and claims jobs for its free slots.
+--
+-- It is a function so that it takes one round trip, each of its statements sees what was committed before it, and it
+-- sets its own planner settings. Its name has a version: workers of an older release keep using theirs.
+--
+-- Rules:
+-- * The worker holds a finished job only if locked_by and locked_at are still those of its claim. The lock of the job's
+--   queue is checked in the same way, independently of the job: one lock may have been removed without the other.
+-- * Never wait for a row: another transaction on a job must not block a worker. A row that cannot be locked at once, or
+--   in one case within a millisecond, is reported as busy, or left for the next call.
+-- * Claim only locked rows, and check every condition on the version that was locked. Lock a queue before its jobs.
+-- * A worker that was declared dead claims nothing: sweepers release what is locked under its name.
+--
+-- The reply has a row for each claimed job, without a kind. A finished job that was not recorded has a row of kind
+-- 'busy' (still held: try again), 'lost' (no longer held) or 'refused' (still held, see below). Then follows a row of
+-- kind 'unclaimable' for each job that cannot be claimed (see below), a row of kind 'queue' with the name of each queue
+-- that was locked or released, and last a row of kind 'end' with the results of the search for jobs. Its priority, run_at
+-- and id are the next call's flags_priority, flags_run_at and flags_id.
+--
+-- A user's constraint or trigger may reject the change to one job, and then the whole call fails. The worker repeats
+-- the call with `careful`: each job gets its own subtransaction. The reply names each rejected job, with the message as
+-- last_error, the SQLSTATE as key, and the functions that were running as payload. No constraint is deferred then,
+-- because the commit would fail otherwise.
+--
+-- Each statement in here costs about 25 microseconds whatever it does, and each column of a claimed job about 0.3. So
+-- the usual call has few statements. A value that all claimed jobs share, or that equals another column, is not
+-- repeated.
+--
+-- The planner must have only one choice, because statistics may be from a moment when the table was empty. A join on an
+-- equality could also read the whole index and compare each row with each given one. So joins are written as
+-- `id = any (array[given.id])`: an index can only look that up.
+drop function if exists {schema}._private_python_exchange_v1;
+drop function if exists {schema}._private_python_exchange_v2;
+drop function if exists {schema}._private_python_exchange_v3;
+drop index if exists {schema}._private_python_jobs_without_queue;
+
+-- Which session of a worker may call the exchange. A worker that connects first raises its generation, and then reads
+-- back the jobs that it holds. A call of an earlier generation that arrives later, for example from a pooler that was
+-- frozen, does nothing.
+create table if not exists {schema}._private_python_sessions (
+  worker_id text primary key,
+  generation bigint not null,
+  connected_at timestamptz not null default now()
+);
+
+-- The last failure of each job, if this library recorded it: the jobs table has no column for that. The transaction
+-- that records a failure writes the row, so jobs that succeed cost nothing.
+--
+-- There is no foreign key, because each completion would have to check it. Rows of deleted jobs are removed later; job
+-- ids are never reused. attempts, run_at and last_error_hash describe the job as the failure left it. If the job
+-- differs now, another program has recorded a failure or changed the job since, and the row is out of date.
+create table if not exists {schema}._private_python_failures (
+  job_id bigint primary key,
+  attempts smallint not null,
+  run_at timestamptz not null,
+  last_error_hash bigint,
+  failed_at timestamptz not null,
+  worker_died boolean not null default false,
+  error_type text,
+  traceback text
+);
+alter table {schema}._private_python_failures add column if not exists error_type text;
+alter table {schema}._private_python_failures add column if not exists traceback text;
+
+create or replace function {schema}._private_python_exchange_v4(
+  worker text,
+  -- Finished jobs: first those that completed, then those in `changes`. A job with a queue also passes the queue's lock,
+  -- unless the worker holds more jobs of that queue.
+  job_ids bigint[],
+  job_locks timestamptz[],
+  queue_ids integer[],
+  queue_locks timestamptz[],
+  completed integer,           -- how many completed
+  -- The outcomes of the others: [{id, locked_at, action: fail | return | snooze, ...}], with the places of their queues.
+  changes json,
+  -- What to claim.
+  task_ids integer[],
+  wanted integer,
+  startable integer,           -- how many of them start at once; null: all. The others must have another attempt left
+  run_length integer,          -- the maximum number of jobs from one queue
+  queues_first boolean,        -- go on with the queues of finished jobs, and search no further if that fills the slots
+  forbidden_flags text[],
+  as_of timestamptz,           -- a job is due if its run_at is not later
+  mark_priority smallint,      -- skip jobs before this position, if given
+  mark_run_at timestamptz,
+  mark_id bigint,
+  after_queue integer,         -- where to continue visiting queues one by one; null: not in this call
+  session bigint,              -- the generation of the worker's session; null: the worker never reads back its jobs
+  -- Record and claim job by job, so that a constraint or a trigger rejects only that job.
+  careful boolean,
+  left_out bigint[],           -- jobs not to claim
+  -- Where to continue the search for jobs without a forbidden flag, among those that have flags; null: at the start
+  flags_priority smallint default null,
+  flags_run_at timestamptz default null,
+  flags_id bigint default null,
+  -- The attempts of finished jobs for the history, parallel to job_ids; null: none. An attempt is kept if it has a start
+  -- or details: {result, no_result, payload, keep_payload, key, attempt, called}.
+  run_starts timestamptz[] default null,
+  run_durations real[] default null,
+  run_details text[] default null
+) returns table (
+  kind text,
+  id bigint,
+  task_id integer,
+  job_queue_id integer,
+  queue_name text,
+  payload text,
+  priority smallint,
+  run_at timestamptz,
+  attempts smallint,
+  max_attempts smallint,
+  last_error text,
+  created_at timestamptz,      -- null if equal to run_at
+  updated_at timestamptz,      -- null if equal to created_at
+  key text,
+  revision integer,
+  flags text,
+  locked_at timestamptz,       -- of a finished job; in the last row that of all claimed jobs, the database's time
+  contended boolean,           -- there may be more jobs: other transactions had locked rows
+  next_due timestamptz,        -- when the next job that the worker could run is due
+  next_queue integer,          -- the next call's after_queue; 0 if all queues were visited, null if that was skipped
+  cost double precision,       -- seconds that the search for jobs took
+  withheld boolean             -- jobs were not claimed because they do not start at once and have their last attempt
+)
+language plpgsql
+set search_path = pg_catalog, pg_temp
+set jit = off
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set enable_sort = off
+as $body$
+#variable_conflict use_column
+declare
+  recorded bigint[] := '{}';
+  recorded_locks timestamptz[] := '{}';
+  kept integer[] := '{}';            -- queues that the worker holds, and may claim a job from now
+  released integer[];
+  spent integer[] := '{}';           -- queues from which this call claims nothing more
+  claimed_queues integer[] := '{}';
+  missing integer := greatest(wanted, 0);
+  marked constant boolean := mark_priority is not null;
+  level smallint;
+  first_level smallint;
+  level_without_queue smallint;
+  level_with_queue smallint;
+  -- Tasks that have jobs without a queue in this level. The jobs that have flags are in another index: their tasks are
+  -- here with a minus sign.
+  tasks_without_queue integer[];
+  tasks_with_queue integer[];
+  -- If flags are forbidden: jobs that have flags, but none of those.
+  flagged_ids bigint[] := '{}';
+  flagged_priorities smallint[] := '{}';
+  flagged_times timestamptz[] := '{}';
+  chosen_flagged bigint[] := '{}';
+  flagged_level smallint;
+  walk_priority smallint;
+  walk_run_at timestamptz;
+  walk_id bigint;
+  walk_size integer;
+  from_priority smallint := coalesce(mark_priority, -32768);
+  from_run_at timestamptz := coalesce(mark_run_at, '-infinity');
+  from_id bigint := coalesce(mark_id, 0);
+  continued_length integer;
+  page_size integer;
+  page_full boolean;
+  candidate_ids bigint[];
+  candidate_queues integer[];
+  candidate_times timestamptz[];
+  chosen_ids bigint[];
+  chosen_queues integer[];
+  quota_tasks integer[];
+  quotas bigint[];
+  expected integer;
+  obtained integer[];
+  locked bigint[];
+  locked_queues integer[];
+  last_chances bigint[];             -- those of them that have no attempt left after this one
+  passed_over bigint[] := '{}';      -- jobs of this level that cannot be claimed
+  busy bigint[] := '{}';             -- jobs of the worker's queues that another transaction has locked
+  passed_tasks integer[] := '{}';    -- tasks that have no more claimable jobs in this level
+  tries integer := 0;
+  count integer;
+  runs {schema}._private_python_runs[];          -- rows for the history that are not written yet
+  changed_runs {schema}._private_python_runs[];
+  is_contended boolean := false;
+  is_withheld boolean := false;
+  due timestamptz;
+  queue_cursor integer := 0;
+  previous_timeout text;
+  ignored text;
+  started timestamptz;
+  claimed bigint[];                  -- this and the following variables are used only with `careful`
+  candidate bigint;
+  why text;
+  code text;
+  origin text;
+  refused bigint[];
+  refusals text[];
+  refusal_states text[];
+  refusal_origins text[];
+begin
+  -- The row is locked until the commit. A worker that connects again waits for the commit when it raises the
+  -- generation, so it knows that none of its calls is still running. A call that arrives even later finds no row, and
+  -- does nothing.
+  if session is not null then
+    perform from {schema}._private_python_sessions as latest
+      where latest.worker_id = worker and latest.generation = session
+      for share nowait;
+    if not found then
+      raise exception 'The worker has opened a newer session' using errcode = 'GWGUP';
+    end if;
+  end if;
+
+  -- Record ------------------------------------------------------------------------------------------------------
+
+  if careful then
+    set constraints all immediate;
+    run_length := 1;
+    for place in 1 .. cardinality(job_ids) loop
+      begin
+        return query
+          select one.*
+          from {schema}._private_python_exchange_v4(
+            worker, job_ids[place:place], job_locks[place:place],
+            case when queue_ids[place] is not null then queue_ids[place:place] end,
+            case when queue_ids[place] is not null then queue_locks[place:place] end,
+            case when place <= completed then 1 else 0 end,
+            case when place > completed then json_build_array(changes -> (place - completed - 1)) end,
+            '{}', 0, null, 1, false, null, as_of, null, null, null, null, null, false, null,
+            run_starts => run_starts[place:place], run_durations => run_durations[place:place],
+            run_details => run_details[place:place]
+          ) as one
+          where one.kind in ('busy', 'lost');
+      exception when others then
+        get stacked diagnostics why = message_text, code = returned_sqlstate, origin = pg_exception_context;
+        if left(code, 2) in ('53', '57', '58') then
+          raise;  -- the server lacks a resource or shuts down: the job is not the cause
+        end if;
+        kind := 'refused';
+        id := job_ids[place];
+        locked_at := job_locks[place];
+        last_error := why;
+        key := code;
+        payload := origin;
+        return next;
+      end;
+    end loop;
+    job_ids := '{}';
+    id := null;
+    locked_at := null;
+    last_error := null;
+    key := null;
+    payload := null;
+  end if;
+
+  if cardinality(job_ids) > 0 then
+    if queue_ids is not null then
+      select coalesce(array_agg(queue.id), '{}') into kept
+        from unnest(queue_ids, queue_locks) as given (id, locked_at)
+        cross join lateral (
+          select queue.id from {schema}._private_job_queues as queue
+          where queue.id = given.id and queue.locked_by = worker and queue.locked_at = given.locked_at
+          for update skip locked
+        ) as queue;
+    end if;
+
+    recorded := null;
+    if completed = 0 then
+      recorded := '{}';
+    elsif queue_ids is null or cardinality(kept) = cardinality(array_remove(queue_ids, null)) then
+      -- The usual case: the worker holds the jobs and their queues. The jobs are deleted without being locked first, which
+      -- would cost as much again. If another transaction has locked a job, or the worker no longer holds it, this is
+      -- undone.
+      previous_timeout := current_setting('lock_timeout');
+      begin
+        ignored := set_config('lock_timeout', '1', true);
+        if run_starts is null then
+          -- Looked up by id and deleted by ctid, because that leaves the planner only one plan. A job that was released
+          -- or claimed in between has another locked_by, and this worker claims nothing meanwhile.
+          delete from {schema}._private_jobs as job
+            where job.locked_by = worker and job.ctid = any (array(
+              select found.place
+              from unnest(job_ids[1:completed], job_locks[1:completed]) as given (id, locked_at)
+              cross join lateral (
+                select job.ctid as place from {schema}._private_jobs as job
+                where job.id = given.id and job.locked_by = worker and job.locked_at = given.locked_at
+                offset 0
+              ) as found
+            ));
+        else
+          -- The same with rows for the history. The joins are by place and by id, because without hash joins any other
+          -- join would compare each job with each job.
+          with found as materialized (
+            select
+              job.*, given.started_at, given.duration, given.details::json as details
+            from unnest(
+              job_ids[1:completed], job_locks[1:completed], run_starts[1:completed], run_durations[1:completed],
+              run_details[1:completed]
+            ) as given (id, locked_at, started_at, duration, details)
+            cross join lateral (
+              select job.ctid as place, job.id, job.attempts, job.run_at, job.created_at, job.task_id,
+                job.job_queue_id, job.key, job.payload
+              from {schema}._private_jobs as job
+              where job.id = given.id and job.locked_by = worker and job.locked_at = given.locked_at
+              offset 0
+            ) as job
+          ), written as (
+            insert into {schema}._private_python_runs (
+              job_id, attempt, outcome, final, ended_at, started_at, duration, run_at, created_at, task_id, queue_name,
+              worker, key, result, no_result, payload
+            )
+            select
+              found.id, coalesce((found.details ->> 'attempt')::smallint, found.attempts), 1, true, now(),
+              found.started_at, found.duration, found.run_at, found.created_at, found.task_id,
+              case when found.job_queue_id is not null then (
+                select queue.queue_name from {schema}._private_job_queues as queue where queue.id = found.job_queue_id
+              ) end,
+              worker, coalesce(found.details ->> 'key', found.key), found.details -> 'result',
+              found.details ->> 'no_result',
+              case when found.details -> 'keep_payload' is not null then found.payload else found.details -> 'payload' end
+            from found
+            where found.started_at is not null or found.details is not null
+          )
+          delete from {schema}._private_jobs as job
+            where job.locked_by = worker and job.ctid = any (array(select found.place from found));
+        end if;
+        get diagnostics count = row_count;
+        if count < completed then
+          raise lock_not_available;
+        end if;
+        recorded := job_ids[1:completed];
+        recorded_locks := job_locks[1:completed];
+        ignored := set_config('lock_timeout', previous_timeout, true);
+      exception when lock_not_available then
+        recorded := null;
+      end;
+    end if;
+
+    if recorded is null then
+      select coalesce(array_agg(job.id), '{}'), coalesce(array_agg(given.locked_at), '{}'),
+          array_agg(row(
+            job.id, coalesce((given.details ->> 'attempt')::smallint, job.attempts), 1, true, now(), given.started_at,
+            given.duration, job.run_at, job.created_at, job.task_id,
+            (select queue.queue_name from {schema}._private_job_queues as queue where queue.id = job.job_queue_id),
+            worker, coalesce(given.details ->> 'key', job.key), null, null, null, given.details -> 'result',
+            given.details ->> 'no_result',
+            case when given.details -> 'keep_payload' is not null then job.payload else given.details -> 'payload' end
+          )::{schema}._private_python_runs) filter (where given.started_at is not null or given.details is not null)
+        into recorded, recorded_locks, runs
+        from (
+          select id, locked_at, queue_ids[place] as queue_id, queue_locks[place] as queue_locked_at,
+            run_starts[place] as started_at, run_durations[place] as duration, run_details[place]::json as details
+          from unnest(job_ids[1:completed], job_locks[1:completed]) with ordinality as given (id, locked_at, place)
+        ) as given
+        cross join lateral (
+          select job.id, job.attempts, job.run_at, job.created_at, job.task_id, job.job_queue_id, job.key,
+            job.payload
+          from {schema}._private_jobs as job
+          where job.id = given.id and job.locked_by = worker and job.locked_at = given.locked_at
+            -- Together with its queue, unless the worker no longer holds the queue.
+            and (given.queue_id is null or given.queue_id = any (kept) or not exists (
+              select from {schema}._private_job_queues as queue
+              where queue.id = given.queue_id and queue.locked_by = worker
+                and queue.locked_at = given.queue_locked_at
+            ))
+          for update skip locked
+        ) as job;
+      delete from {schema}._private_jobs as job where job.id = any (recorded);
+    end if;
+
+    if changes is not null then
+      -- No condition compares each change with each job: thousands of jobs may be returned at once.
+      with change as (
+        select *, queue_ids[completed + place] as queue_id, queue_locks[completed + place] as queue_locked_at,
+          run_starts[completed + place] as started_at, run_durations[completed + place] as duration,
+          run_details[completed + place]::json as details
+        from rows from (
+          json_to_recordset(changes) as (
+            id bigint, locked_at timestamptz, action text, error text, delay float8, at timestamptz,
+            final boolean, "left" integer[], attempts smallint, key text, type text, traceback text, cancelled boolean
+          )
+        ) with ordinality as given (
+          id, locked_at, action, error, delay, at, final, "left", attempts, key, type, traceback, cancelled, place
+        )
+      ), ours as materialized (
+        select change.*, job.attempts as attempt, job.run_at as due,
+          case when change.details -> 'keep_payload' is not null then job.payload else change.details -> 'payload' end
+            as kept_payload
+        from change
+        cross join lateral (
+          select job.id, job.attempts, job.run_at, job.payload from {schema}._private_jobs as job
+          where job.id = change.id and job.locked_by = worker and job.locked_at = change.locked_at
+            and (change.queue_id is null or change.queue_id = any (kept) or not exists (
+              select from {schema}._private_job_queues as queue
+              where queue.id = change.queue_id and queue.locked_by = worker
+                and queue.locked_at = change.queue_locked_at
+            ))
+          for update skip locked
+        ) as job
+      ), changed as (
+        update {schema}._private_jobs as job
+          set
+            locked_at = null,
+            locked_by = null,
+            last_error = coalesce(change.error, job.last_error),
+            run_at = case
+              when change.action <> 'fail' then greatest(job.run_at, now() + change.delay * interval '1 second')
+              when change.final then job.run_at
+              when change.at is not null then greatest(now(), change.at)
+              else greatest(now(), job.run_at)
+                + coalesce(change.delay, exp(least(10, job.attempts))) * interval '1 second'
+            end,
+            -- The items of a batch that are left, as they are stored. There may be many thousands of them. A filter,
+            -- unlike a condition, cannot become a join, which without hash joins would be a loop. So the positions are
+            -- hashed.
+            payload = case
+              when change."left" is null or json_typeof(job.payload) <> 'array' then job.payload
+              else coalesce((
+                select json_agg(item.value order by item.place)
+                  filter (where item.place in (select unnest(change."left")))
+                from json_array_elements(job.payload) with ordinality as item (value, place)
+              ), job.payload)
+            end,
+            -- The attempt is refunded, except to a job whose key was taken over or removed while it was running: that
+            -- call set the attempts to the maximum, so that the job does not run again.
+            attempts = case
+              when change.final then job.max_attempts
+              when change.action <> 'fail' and job.attempts = change.attempts
+                  and job.key is not distinct from change.key
+                then greatest(0, job.attempts - 1)
+              else job.attempts
+            end
+          from ours as change
+          where job.id = any (array[change.id])
+          returning job.id, change.locked_at as claimed_at, job.attempts, job.max_attempts, job.run_at, job.last_error,
+            job.created_at, job.task_id, job.job_queue_id, job.key, change.action, change.type, change.traceback,
+            change.cancelled, change.error, change.attempt, change.due, change.started_at, change.duration,
+            change.details, change.kept_payload
+      ), failure as (
+        insert into {schema}._private_python_failures (
+          job_id, attempts, run_at, last_error_hash, failed_at, error_type, traceback
+        )
+          select changed.id, changed.attempts, changed.run_at, hashtextextended(changed.last_error, 0), now(),
+            changed.type, changed.traceback
+          from changed where changed.action = 'fail'
+          on conflict (job_id) do update set
+            attempts = excluded.attempts, run_at = excluded.run_at,
+            last_error_hash = excluded.last_error_hash, failed_at = excluded.failed_at,
+            worker_died = excluded.worker_died, error_type = excluded.error_type, traceback = excluded.traceback
+      )
+      select recorded || coalesce(array_agg(changed.id), '{}'),
+          recorded_locks || coalesce(array_agg(changed.claimed_at), '{}'),
+          count(*) filter (where changed.action = 'return'),
+          array_agg(row(
+            changed.id, coalesce((changed.details ->> 'attempt')::smallint, changed.attempt),
+            case when changed.action = 'snooze' then 4 when changed.cancelled then 3 else 2 end,
+            changed.attempts >= changed.max_attempts, now(), changed.started_at, changed.duration, changed.due,
+            changed.created_at, changed.task_id,
+            (select queue.queue_name from {schema}._private_job_queues as queue where queue.id = changed.job_queue_id),
+            worker, coalesce(changed.details ->> 'key', changed.key), changed.error, changed.type, changed.traceback,
+            null, null, changed.kept_payload
+          )::{schema}._private_python_runs)
+            -- A job that was returned or interrupted did not run to its end.
+            filter (where changed.action <> 'return' and (changed.started_at is not null or changed.details is not null))
+        into recorded, recorded_locks, count, changed_runs
+        from changed;
+      if count > 0 then
+        -- Any worker with a free slot can claim the returned jobs.
+        perform pg_notify('jobs:insert', json_build_object('r', random(), 'count', count)::text);
+      end if;
+    end if;
+
+    if runs is not null or changed_runs is not null then
+      insert into {schema}._private_python_runs select run.* from unnest(runs || changed_runs) as run;
+    end if;
+    if run_details is not null then
+      -- Only for jobs whose callers wait, because each commit with a notification takes a lock on the whole database.
+      -- A short result is part of the notification on the caller's own channel, which saves the caller a query. A
+      -- payload has at most 7,999 bytes.
+      perform pg_notify(
+          'python:ended' || coalesce(':' || (given.details::json ->> 'caller'), ''),
+          case
+            when given.details::json -> 'caller' is not null and given.details::json -> 'result' is not null
+              and octet_length(given.details) < 7000
+              then json_build_object('id', given.id, 'result', given.details::json -> 'result')::text
+            else given.id::text
+          end
+        )
+        from unnest(job_ids, job_locks, run_details) as given (id, locked_at, details)
+        where given.details::json -> 'called' is not null
+          and (given.id, given.locked_at) in (select * from unnest(recorded, recorded_locks));
+    end if;
+
+    if cardinality(recorded) < cardinality(job_ids) then
+      return query select
+          case when held.id is null then 'lost' else 'busy' end, given.id, null::integer, null::integer, null,
+          null, null::smallint, null::timestamptz, null::smallint, null::smallint, null, null::timestamptz,
+          null::timestamptz, null, null::integer, null, given.locked_at, null::boolean, null::timestamptz,
+          null::integer, null::double precision, null::boolean
+        from unnest(job_ids, job_locks) as given (id, locked_at)
+        left join {schema}._private_jobs as held
+          on held.id = any (array[given.id]) and held.locked_by = worker and held.locked_at = given.locked_at
+        -- A job that was released and claimed again by this worker may be there twice.
+        where (given.id, given.locked_at) not in (select * from unnest(recorded, recorded_locks));
+      -- The queue of a job that the worker still holds stays locked.
+      select coalesce(array_agg(queue.id), '{}') into kept
+        from unnest(kept) as queue (id)
+        where queue.id not in (
+          select given.queue_id
+          from unnest(job_ids, job_locks, queue_ids) as given (id, locked_at, queue_id)
+          join {schema}._private_jobs as held
+            on held.id = any (array[given.id]) and held.locked_by = worker and held.locked_at = given.locked_at
+          where given.queue_id is not null
+        );
+    end if;
+  end if;
+  released := kept;
+
+  -- Claim -------------------------------------------------------------------------------------------------------
+  --
+  -- Priority by priority, because a claim would otherwise scan past jobs of a better priority that are due later.
+
+  started := clock_timestamp();
+  if queues_first and not careful and cardinality(kept) between 1 and least(startable, missing) then
+    -- Go on with the first job of each queue that we hold, if it is due. A full search follows unless each queue has one.
+    continued_length := case
+      when cardinality(task_ids) > 1 then 1
+      else least(run_length, missing / cardinality(kept))
+    end;
+    select coalesce(array_agg(job.id), '{}'), coalesce(array_agg(distinct job.job_queue_id), '{}')
+      into locked, locked_queues
+      from unnest(kept) as queue (id)
+      cross join lateral (
+        select next.id, row_number() over (order by next.priority, next.run_at, next.id) as place,
+          bool_or(next.is_last) over (order by next.priority, next.run_at, next.id) as has_last_chance
+        from (
+          select job.*
+          from unnest(task_ids) as task (id)
+          cross join lateral (
+            select job.id, job.priority, job.run_at, job.attempts + 1 >= job.max_attempts as is_last
+            from {schema}._private_jobs as job
+            where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
+              and job.task_id = task.id
+            order by job.priority, job.run_at, job.id limit continued_length
+          ) as job
+          order by job.priority, job.run_at, job.id limit continued_length
+        ) as next
+      ) as next
+      cross join lateral (
+        select job.id, job.job_queue_id from {schema}._private_jobs as job
+        where job.id = next.id and job.is_available and job.job_queue_id = queue.id
+          and job.task_id = any (task_ids) and job.run_at <= as_of
+          and (next.place = 1 or not next.has_last_chance and job.attempts + 1 < job.max_attempts)
+          and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+          and (left_out is null or job.id <> all (left_out))
+        for update skip locked
+      ) as job
+      where not exists (
+        select from {schema}._private_workers as dead where dead.id = worker and dead.metadata ? 'died_at'
+      );
+    if cardinality(locked) > 0 then
+      return query
+        update {schema}._private_jobs as job
+          set attempts = job.attempts + 1, locked_by = worker, locked_at = now()
+          where job.id = any (locked)
+          returning
+            null, job.id, job.task_id, job.job_queue_id, null, job.payload::text, job.priority,
+            least(greatest(job.run_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'),
+            job.attempts, job.max_attempts, job.last_error,
+            nullif(least(greatest(job.created_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'), job.run_at),
+            nullif(least(greatest(job.updated_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'), job.created_at),
+            job.key, job.revision, job.flags::text, null::timestamptz,
+            null::boolean, null::timestamptz, null::integer, null::double precision, null::boolean;
+      missing := missing - cardinality(locked);
+      claimed_queues := locked_queues;
+      spent := locked_queues;
+      kept := array(select queue.id from unnest(kept) as queue (id) where queue.id <> all (locked_queues));
+      if cardinality(kept) = 0 then
+        missing := 0;
+        queue_cursor := null;
+      end if;
+    end if;
+  end if;
+
+  if missing = 0 or forbidden_flags is null then
+    flags_priority := null;
+  else
+    -- A few jobs from the start, which is enough if most of them are allowed. Then more from where the last call ended,
+    -- because very many of them may be forbidden. Jobs that are due later are skipped, except the first of each level.
+    walk_priority := from_priority;
+    walk_run_at := from_run_at;
+    walk_id := from_id;
+    walk_size := 2 * missing + 10;
+    for walk in 1 .. 2 loop
+      with walked as (
+        select job.*
+        from unnest(task_ids) as task (id)
+        cross join lateral (
+          with recursive level (priority) as (
+            (
+              select job.priority from {schema}._private_jobs as job
+              where job.is_available and job.job_queue_id is null and job.flags is not null and job.task_id = task.id
+                and (job.priority, job.run_at, job.id) > (walk_priority, walk_run_at, walk_id)
+              order by job.priority, job.run_at, job.id limit 1
+            )
+            union all
+            select next_level.priority
+            from level
+            cross join lateral (
+              select job.priority from {schema}._private_jobs as job
+              where job.is_available and job.job_queue_id is null and job.flags is not null and job.task_id = task.id
+                and job.priority > level.priority
+              order by job.priority, job.run_at, job.id limit 1
+            ) as next_level
+          )
+          select job.*, row_number() over () as place
+          from level
+          cross join lateral (
+            (
+              select job.id, job.priority, job.run_at,
+                job.flags ?| forbidden_flags or coalesce(job.id = any (left_out), false) as is_forbidden
+              from {schema}._private_jobs as job
+              where job.is_available and job.job_queue_id is null and job.flags is not null and job.task_id = task.id
+                and job.priority = level.priority and job.run_at <= as_of
+                and (job.priority, job.run_at, job.id) > (walk_priority, walk_run_at, walk_id)
+              order by job.run_at, job.id limit walk_size
+            )
+            union all
+            (
+              select job.id, job.priority, job.run_at, true
+              from {schema}._private_jobs as job
+              where job.is_available and job.job_queue_id is null and job.flags is not null and job.task_id = task.id
+                and job.priority = level.priority and job.run_at > as_of
+                and (job.priority, job.run_at, job.id) > (walk_priority, walk_run_at, walk_id)
+              order by job.run_at, job.id limit 1
+            )
+          ) as job
+          limit walk_size
+        ) as job
+        where not exists (
+          select from {schema}._private_workers as dead where dead.id = worker and dead.metadata ? 'died_at'
+        )
+      )
+      select
+          flagged_ids || coalesce(
+            array_agg(walked.id) filter (where not walked.is_forbidden and walked.id <> all (flagged_ids)), '{}'
+          ),
+          flagged_priorities || coalesce(
+            array_agg(walked.priority) filter (where not walked.is_forbidden and walked.id <> all (flagged_ids)), '{}'
+          ),
+          flagged_times || coalesce(
+            array_agg(walked.run_at) filter (where not walked.is_forbidden and walked.id <> all (flagged_ids)), '{}'
+          ),
+          least(due, min(walked.run_at) filter (where walked.run_at > as_of)),
+          -- The first end of all tasks that have more jobs.
+          (array_agg(walked.priority order by walked.priority, walked.run_at, walked.id)
+            filter (where walked.place = walk_size))[1],
+          (array_agg(walked.run_at order by walked.priority, walked.run_at, walked.id)
+            filter (where walked.place = walk_size))[1],
+          (array_agg(walked.id order by walked.priority, walked.run_at, walked.id)
+            filter (where walked.place = walk_size))[1]
+        into flagged_ids, flagged_priorities, flagged_times, due, walk_priority, walk_run_at, walk_id
+        from walked;
+      if walk_priority is null or walk = 2 then
+        flags_priority := walk_priority;
+        flags_run_at := walk_run_at;
+        flags_id := walk_id;
+        exit;
+      end if;
+      exit when cardinality(flagged_ids) >= missing;
+      if (flags_priority, flags_run_at, flags_id) > (walk_priority, walk_run_at, walk_id) then
+        walk_priority := flags_priority;
+        walk_run_at := flags_run_at;
+        walk_id := flags_id;
+      end if;
+      walk_size := greatest(300 / cardinality(task_ids), 20);
+    end loop;
+  end if;
+
+  while missing > 0 loop
+    if cardinality(flagged_ids) > 0 then
+      select min(flagged.priority) into flagged_level
+        from unnest(flagged_ids, flagged_priorities) as flagged (id, priority)
+        where flagged.priority >= from_priority and flagged.id <> all (passed_over);
+    end if;
+    if mark_priority is not null and exists (
+      select from {schema}._private_workers as dead where dead.id = worker and dead.metadata ? 'died_at'
+    ) then
+      exit;
+    elsif mark_priority is not null then
+      -- Finding the level by a query would scan past the jobs that the mark skips.
+      level_without_queue := mark_priority;
+      level_with_queue := mark_priority;
+      tasks_without_queue := array(
+        select -task.id
+        from unnest(task_ids) as task (id)
+        cross join lateral (
+          select from {schema}._private_jobs as job
+          where job.is_available and job.job_queue_id is null and job.flags is not null and job.task_id = task.id
+            and job.priority = mark_priority and job.run_at <= as_of
+            and (job.run_at, job.id) > (from_run_at, from_id)
+          order by job.run_at, job.id limit 1
+        ) as job
+        where forbidden_flags is null
+      ) || task_ids;
+      tasks_with_queue := task_ids;
+      mark_priority := null;
+    else
+      -- Visits the levels of each task until one has a due job. A level without one only tells when the next job is due.
+      with recursive alive as (
+        -- A sweeper would release the jobs of a dead worker while they run.
+        select task.id from unnest(task_ids) as task (id)
+        where not exists (
+          select from {schema}._private_workers as dead where dead.id = worker and dead.metadata ? 'died_at'
+        )
+      ), without_flags (task_id, priority, run_at) as (
+        select task.id, first.priority, first.run_at
+        from alive as task
+        cross join lateral (
+          select job.priority, job.run_at from {schema}._private_jobs as job
+          where job.is_available and job.job_queue_id is null and job.flags is null and job.task_id = task.id
+            and job.priority >= from_priority
+          order by job.priority, job.run_at, job.id limit 1
+        ) as first
+        union all
+        select earlier.task_id, first.priority, first.run_at
+        from without_flags as earlier
+        cross join lateral (
+          select job.priority, job.run_at from {schema}._private_jobs as job
+          where job.is_available and job.job_queue_id is null and job.flags is null and job.task_id = earlier.task_id
+            and job.priority > earlier.priority
+          order by job.priority, job.run_at, job.id limit 1
+        ) as first
+        where earlier.run_at > as_of
+      ), with_flags (task_id, priority, run_at) as (
+        select task.id, first.priority, first.run_at
+        from alive as task
+        cross join lateral (
+          select job.priority, job.run_at from {schema}._private_jobs as job
+          where job.is_available and job.job_queue_id is null and job.flags is not null and job.task_id = task.id
+            and job.priority >= from_priority
+          order by job.priority, job.run_at, job.id limit 1
+        ) as first
+        where forbidden_flags is null
+        union all
+        select earlier.task_id, first.priority, first.run_at
+        from with_flags as earlier
+        cross join lateral (
+          select job.priority, job.run_at from {schema}._private_jobs as job
+          where job.is_available and job.job_queue_id is null and job.flags is not null and job.task_id = earlier.task_id
+            and job.priority > earlier.priority
+          order by job.priority, job.run_at, job.id limit 1
+        ) as first
+        where earlier.run_at > as_of
+      ), with_queue (task_id, priority, run_at) as (
+        select task.id, first.priority, first.run_at
+        from alive as task
+        cross join lateral (
+          select job.priority, job.run_at from {schema}._private_jobs as job
+          where job.is_available and job.job_queue_id is not null and job.task_id = task.id
+            and job.priority >= from_priority
+          order by job.priority, job.run_at, job.id limit 1
+        ) as first
+        union all
+        select earlier.task_id, first.priority, first.run_at
+        from with_queue as earlier
+        cross join lateral (
+          select job.priority, job.run_at from {schema}._private_jobs as job
+          where job.is_available and job.job_queue_id is not null and job.task_id = earlier.task_id
+            and job.priority > earlier.priority
+          order by job.priority, job.run_at, job.id limit 1
+        ) as first
+        where earlier.run_at > as_of
+      )
+      select
+          min(found.priority) filter (where not found.queued and found.run_at <= as_of),
+          array_agg(found.task_id) filter (where not found.queued and found.run_at <= as_of),
+          min(found.priority) filter (where found.queued and found.run_at <= as_of),
+          array_agg(found.task_id) filter (where found.queued and found.run_at <= as_of),
+          least(
+            due, min(found.run_at) filter (where not found.queued and found.run_at > as_of),
+            (
+              -- Jobs in queues that other workers hold are left out: the worker that releases such a queue sends a
+              -- notification.
+              select min(job.run_at)
+              from with_queue as later
+              cross join lateral (
+                select job.run_at, job.job_queue_id from {schema}._private_jobs as job
+                where job.is_available and job.job_queue_id is not null and job.task_id = later.task_id
+                  and job.priority = later.priority and job.run_at > as_of
+                order by job.run_at, job.id limit 100
+              ) as job
+              join {schema}._private_job_queues as queue on queue.id = any (array[job.job_queue_id])
+              where later.run_at > as_of and (queue.is_available or queue.id = any (released))
+            )
+          )
+        into level_without_queue, tasks_without_queue, level_with_queue, tasks_with_queue, due
+        from (
+          select task_id, priority, run_at, false as queued from without_flags
+          union all
+          select -task_id, priority, run_at, false from with_flags
+          union all
+          select task_id, priority, run_at, true from with_queue
+        ) as found;
+    end if;
+    if least(level_without_queue, level_with_queue, flagged_level) > level then
+      -- Another try found nothing more in its level. The jobs that it had to skip do not matter in this level.
+      passed_over := '{}';
+      passed_tasks := '{}';
+      tries := 0;
+    end if;
+    level := least(level_without_queue, level_with_queue, flagged_level);
+    exit when level is null;
+    first_level := coalesce(first_level, level);
+    if level > from_priority then
+      from_run_at := '-infinity';
+      from_id := 0;
+    end if;
+    if level_without_queue > level then
+      tasks_without_queue := null;
+    end if;
+    if level_with_queue > level then
+      tasks_with_queue := null;
+    end if;
+    candidate_ids := '{}';
+    candidate_queues := '{}';
+    candidate_times := '{}';
+
+    if tasks_with_queue is not null then
+      page_size := 2 * missing + 10;
+      with page as materialized (
+        select job.id, job.job_queue_id, job.run_at, task.id as task_id
+        from unnest(tasks_with_queue) as task (id)
+        cross join lateral (
+          select job.id, job.job_queue_id, job.run_at from {schema}._private_jobs as job
+          where job.is_available and job.job_queue_id is not null and job.task_id = task.id
+            and job.priority = level and job.run_at <= as_of
+            and (job.run_at, job.id) > (from_run_at, from_id)
+            and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+            and (left_out is null or job.id <> all (left_out))
+            and job.id <> all (passed_over)
+          order by job.run_at, job.id limit page_size
+        ) as job
+      ), free as materialized (
+        select queue.id
+        from (select distinct page.job_queue_id as id from page) as given
+        join {schema}._private_job_queues as queue on queue.id = any (array[given.id]) and queue.is_available
+        where given.id <> all (kept) and given.id <> all (spent)
+      ), found as (
+        select page.id, page.job_queue_id, page.run_at
+        from page
+        where page.job_queue_id = any (array(select free.id from free)) and cardinality(tasks_with_queue) = 1
+        union all
+        -- The next job of a queue that the worker holds may be anywhere, so it is looked up. The same is done with
+        -- several tasks, because the page of one task may end before the page of another task begins.
+        select job.id, job.job_queue_id, job.run_at
+        from (
+          select unnest(kept) as id
+          union all
+          select free.id from free where cardinality(tasks_with_queue) > 1
+        ) as queue
+        cross join unnest(tasks_with_queue) as task (id)
+        cross join lateral (
+          select job.id, job.job_queue_id, job.run_at from {schema}._private_jobs as job
+          where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
+            and job.task_id = task.id and job.priority = level and job.run_at <= as_of
+            and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+            and (left_out is null or job.id <> all (left_out))
+            and job.id <> all (passed_over)
+          order by job.run_at, job.id limit run_length
+        ) as job
+      ), ranked as (
+        select found.*, row_number() over (partition by job_queue_id order by run_at, id) as place from found
+      )
+      select
+        coalesce(array_agg(ranked.id), '{}'),
+        coalesce(array_agg(ranked.job_queue_id), '{}'),
+        coalesce(array_agg(ranked.run_at), '{}'),
+        (select coalesce(max(size), 0) >= page_size from (select count(*) as size from page group by task_id) as pages)
+        into candidate_ids, candidate_queues, candidate_times, page_full
+        from ranked where ranked.place <= run_length;
+
+      if page_full and cardinality(candidate_ids) < missing and after_queue is null then
+        queue_cursor := null;
+      elsif page_full and cardinality(candidate_ids) < missing then
+        -- The page is full of jobs in locked queues: visit queues one by one, up to 500 in a call.
+        with recursive visited (queue_id, place) as (
+          select min(job.job_queue_id), 1 from {schema}._private_jobs as job
+            where job.is_available and job.job_queue_id > after_queue
+          union all
+          select (
+            select min(job.job_queue_id) from {schema}._private_jobs as job
+            where job.is_available and job.job_queue_id > visited.queue_id
+          ), visited.place + 1
+          from visited where visited.queue_id is not null and visited.place < 500
+        ), found as (
+          select job.*
+          from visited
+          join {schema}._private_job_queues as queue
+            on queue.id = any (array[visited.queue_id]) and queue.is_available
+          cross join unnest(tasks_with_queue) as task (id)
+          cross join lateral (
+            select job.id, job.job_queue_id, job.run_at from {schema}._private_jobs as job
+            where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
+              and job.task_id = task.id and job.priority = level and job.run_at <= as_of
+              and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+              and (left_out is null or job.id <> all (left_out))
+              and job.id <> all (passed_over)
+            order by job.run_at, job.id limit run_length
+          ) as job
+          -- A queue that has candidates already keeps them: others of its jobs would follow out of order.
+          where visited.queue_id <> all (kept) and visited.queue_id <> all (spent)
+            and visited.queue_id <> all (candidate_queues)
+        ), ranked as (
+          select found.*, row_number() over (partition by job_queue_id order by run_at, id) as place from found
+        )
+        select
+          candidate_ids || coalesce(array_agg(ranked.id), '{}'),
+          candidate_queues || coalesce(array_agg(ranked.job_queue_id), '{}'),
+          candidate_times || coalesce(array_agg(ranked.run_at), '{}'),
+          -- The highest of all levels, because the cursor of this level may be lower.
+          greatest(
+            queue_cursor, (select case when bool_or(queue_id is null) then 0 else max(queue_id) end from visited)
+          )
+          into candidate_ids, candidate_queues, candidate_times, queue_cursor
+          from ranked where ranked.place <= run_length;
+      end if;
+    end if;
+
+    if cardinality(candidate_ids) > 0 and (marked or level > first_level) then
+      -- A queue that was locked when an earlier level was searched, or when an earlier call set the mark, may be free
+      -- by now. The jobs of a queue keep their order, so a job that is not the first of its queue waits for the next
+      -- call.
+      select
+        coalesce(array_agg(candidate.id), '{}'),
+        coalesce(array_agg(candidate.queue_id), '{}'),
+        coalesce(array_agg(candidate.run_at), '{}')
+        into candidate_ids, candidate_queues, candidate_times
+        from unnest(candidate_ids, candidate_queues, candidate_times) as candidate (id, queue_id, run_at)
+        where candidate.queue_id <> all (array(
+          select queue.id
+          from (
+            select given.queue_id as id, min(given.run_at) as run_at,
+              (array_agg(given.id order by given.run_at, given.id))[1] as job_id
+            from unnest(candidate_ids, candidate_queues, candidate_times) as given (id, queue_id, run_at)
+            group by given.queue_id
+          ) as queue
+          cross join unnest(task_ids) as task (id)
+          cross join lateral (
+            -- Only the first of each level, so that this does not scan past jobs that are due later.
+            with recursive other (priority, run_at, id) as (
+              (
+                select job.priority, job.run_at, job.id from {schema}._private_jobs as job
+                where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
+                  and job.task_id = task.id and job.id <> all (candidate_ids) and job.id <> all (busy)
+                  and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+                  and (left_out is null or job.id <> all (left_out))
+                order by job.priority, job.run_at, job.id limit 1
+              )
+              union all
+              select job.* from other
+              cross join lateral (
+                select job.priority, job.run_at, job.id from {schema}._private_jobs as job
+                where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
+                  and job.task_id = task.id and job.priority > other.priority
+                  and job.id <> all (candidate_ids) and job.id <> all (busy)
+                  and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+                  and (left_out is null or job.id <> all (left_out))
+                order by job.priority, job.run_at, job.id limit 1
+              ) as job
+              where other.run_at > as_of and other.priority < level
+            )
+            select from other
+            where other.run_at <= as_of
+              and (other.priority, other.run_at, other.id) < (level, queue.run_at, queue.job_id)
+            limit 1
+          ) as earlier
+        ));
+    end if;
+
+    -- Choose a number of jobs without a queue for each task, and the jobs with a queue by id.
+    chosen_flagged := '{}';
+    if flagged_level is distinct from level and cardinality(candidate_ids) = 0
+        and cardinality(tasks_without_queue) = 1 and tries = 0 then
+      chosen_ids := '{}';
+      quota_tasks := tasks_without_queue;
+      quotas := array[missing];
+      expected := 0;  -- there is only one source of jobs, so a second try would find no more
+    elsif flagged_level is distinct from level and tasks_without_queue is null
+        and cardinality(candidate_ids) <= missing then
+      chosen_ids := candidate_ids;
+      chosen_queues := candidate_queues;
+      quota_tasks := '{}';
+      quotas := '{}';
+      expected := cardinality(chosen_ids);
+    else
+      -- Jobs without a queue are only counted. If another worker claims some of them meanwhile, other jobs can replace
+      -- them.
+      with best as (
+        select * from (
+          select job.id, null::integer as queue_id, job.run_at, task.id as task_id
+          from unnest(tasks_without_queue) as task (id)
+          cross join lateral (
+            (
+              select job.id, job.run_at from {schema}._private_jobs as job
+              where job.is_available and job.job_queue_id is null and job.flags is null and job.task_id = task.id
+                and job.priority = level and job.run_at <= as_of
+                and (job.run_at, job.id) > (from_run_at, from_id)
+                and (left_out is null or job.id <> all (left_out))
+              order by job.run_at, job.id limit missing
+            )
+            union all
+            (
+              select job.id, job.run_at from {schema}._private_jobs as job
+              where job.is_available and job.job_queue_id is null and job.flags is not null and job.task_id = -task.id
+                and job.priority = level and job.run_at <= as_of
+                and (job.run_at, job.id) > (from_run_at, from_id)
+                and (left_out is null or job.id <> all (left_out))
+              order by job.run_at, job.id limit missing
+            )
+          ) as job
+          where task.id <> all (passed_tasks)
+          union all
+          select flagged.id, null, flagged.run_at, null
+          from unnest(flagged_ids, flagged_priorities, flagged_times) as flagged (id, priority, run_at)
+          where flagged.priority = level and flagged.id <> all (passed_over)
+          union all
+          select candidate.id, candidate.queue_id, candidate.run_at, null
+          from unnest(candidate_ids, candidate_queues, candidate_times) as candidate (id, queue_id, run_at)
+        ) as any_kind
+        order by run_at, id limit missing
+      )
+      select
+        coalesce(array_agg(best.id) filter (where best.queue_id is not null), '{}'),
+        coalesce(array_agg(best.queue_id) filter (where best.queue_id is not null), '{}'),
+        coalesce(array_agg(best.id) filter (where best.queue_id is null and best.task_id is null), '{}'),
+        (select coalesce(array_agg(quota.task_id), '{}') from (
+          select task_id from best where task_id is not null group by task_id order by task_id) as quota),
+        (select coalesce(array_agg(quota.size), '{}') from (
+          select count(*) as size from best where task_id is not null group by task_id order by task_id) as quota),
+        count(*)
+        into chosen_ids, chosen_queues, chosen_flagged, quota_tasks, quotas, expected
+        from best;
+    end if;
+
+    locked := '{}';
+    locked_queues := '{}';
+    last_chances := '{}';
+    if cardinality(chosen_ids) > 0 then
+      with queue as materialized (
+        select unnest(kept) as id
+        union all
+        select queue.id
+        from (select distinct given.id from unnest(chosen_queues) as given (id) where given.id <> all (kept)) as given
+        cross join lateral (
+          select queue.id from {schema}._private_job_queues as queue
+          where queue.id = given.id and queue.is_available
+          for update skip locked
+        ) as queue
+      ), job as materialized (
+        select job.id, job.job_queue_id, job.is_last
+        from unnest(chosen_ids, chosen_queues) as chosen (id, queue_id)
+        cross join lateral (
+          select job.id, job.job_queue_id, job.attempts + 1 >= job.max_attempts as is_last
+          from {schema}._private_jobs as job
+          where job.id = chosen.id and job.is_available and job.job_queue_id = chosen.queue_id
+            and job.task_id = any (task_ids) and job.priority = level and job.run_at <= as_of
+            and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+            and (left_out is null or job.id <> all (left_out))
+          for update skip locked
+        ) as job
+        where chosen.queue_id = any (array(select queue.id from queue))
+      )
+      select
+        (select coalesce(array_agg(queue.id), '{}') from queue),
+        coalesce(array_agg(job.id), '{}'),
+        coalesce(array_agg(job.job_queue_id), '{}'),
+        coalesce(array_agg(job.id) filter (where job.is_last), '{}')
+        into obtained, locked, locked_queues, last_chances
+        from job;
+      if cardinality(locked) < cardinality(chosen_ids) then
+        is_contended := true;
+        busy := busy || array(
+          select chosen.id from unnest(chosen_ids, chosen_queues) as chosen (id, queue_id)
+          where chosen.queue_id = any (obtained) and chosen.id <> all (locked)
+        );
+        -- Another transaction has locked the first job of a queue. That is not a reason for the queue's other jobs to
+        -- wait.
+        select locked || coalesce(array_agg(job.id), '{}'),
+            locked_queues || coalesce(array_agg(job.job_queue_id), '{}'),
+            last_chances || coalesce(array_agg(job.id) filter (where job.is_last), '{}')
+          into locked, locked_queues, last_chances
+          from (
+            select distinct chosen.queue_id from unnest(chosen_queues) as chosen (queue_id)
+            where chosen.queue_id = any (obtained) and chosen.queue_id <> all (locked_queues)
+          ) as chosen
+          cross join lateral (
+            select job.id, job.job_queue_id, job.attempts + 1 >= job.max_attempts as is_last
+            from {schema}._private_jobs as job
+            where job.is_available and job.job_queue_id is not null and job.job_queue_id = chosen.queue_id
+              and job.task_id = any (task_ids) and job.priority = level and job.run_at <= as_of
+              and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+              and (left_out is null or job.id <> all (left_out))
+            order by job.run_at, job.id limit 1
+            for update skip locked
+          ) as job;
+      end if;
+    end if;
+
+    -- Locked first and updated later, because a statement needs an extra lock for each job that another transaction
+    -- changed while the statement was running.
+    if quota_tasks[cardinality(quota_tasks)] > 0 then
+      select locked || coalesce(array_agg(job.id), '{}'),
+          last_chances || coalesce(array_agg(job.id) filter (where job.is_last), '{}')
+        into locked, last_chances
+        from unnest(quota_tasks, quotas) as quota (task_id, size)
+        cross join lateral (
+          select job.id, job.attempts + 1 >= job.max_attempts as is_last from {schema}._private_jobs as job
+          where job.is_available and job.job_queue_id is null and job.flags is null and job.task_id = quota.task_id
+            and job.priority = level and job.run_at <= as_of
+            and (job.run_at, job.id) > (from_run_at, from_id)
+            and (left_out is null or job.id <> all (left_out))
+          order by job.run_at, job.id limit quota.size
+          for update skip locked
+        ) as job;
+    end if;
+    if quota_tasks[1] < 0 then
+      select locked || coalesce(array_agg(job.id), '{}'),
+          last_chances || coalesce(array_agg(job.id) filter (where job.is_last), '{}')
+        into locked, last_chances
+        from unnest(quota_tasks, quotas) as quota (task_id, size)
+        cross join lateral (
+          select job.id, job.attempts + 1 >= job.max_attempts as is_last from {schema}._private_jobs as job
+          where job.is_available and job.job_queue_id is null and job.flags is not null and job.task_id = -quota.task_id
+            and job.priority = level and job.run_at <= as_of
+            and (job.run_at, job.id) > (from_run_at, from_id)
+            and (left_out is null or job.id <> all (left_out))
+          order by job.run_at, job.id limit quota.size
+          for update skip locked
+        ) as job;
+    end if;
+    if cardinality(chosen_flagged) > 0 then
+      select locked || coalesce(array_agg(job.id), '{}'),
+          last_chances || coalesce(array_agg(job.id) filter (where job.is_last), '{}'),
+          is_contended or count(*) < cardinality(chosen_flagged)
+        into locked, last_chances, is_contended
+        from unnest(chosen_flagged) as chosen (id)
+        cross join lateral (
+          select job.id, job.attempts + 1 >= job.max_attempts as is_last from {schema}._private_jobs as job
+          where job.id = chosen.id and job.is_available and job.job_queue_id is null
+            and job.task_id = any (task_ids) and job.priority = level and job.run_at <= as_of
+            and (job.flags is null or not job.flags ?| forbidden_flags)
+          for update skip locked
+        ) as job;
+    end if;
+
+    if startable < wanted and cardinality(last_chances) > 0 then
+      -- If the worker crashes, a job that it claimed loses the attempt. So a job that does not start at once is not claimed
+      -- for its last attempt: it would have failed without having run. Jobs behind it in its queue keep their order.
+      with ranked as (
+        select job.id, job.job_queue_id, job.run_at, job.id = any (last_chances) as is_last,
+          row_number() over (order by job.run_at, job.id) as place,
+          row_number() over (partition by job.job_queue_id order by job.run_at, job.id) as place_in_queue
+        from unnest(locked) as given (id)
+        join {schema}._private_jobs as job on job.id = any (array[given.id])
+      ), judged as (
+        select ranked.id, ranked.job_queue_id,
+          bool_or(
+            ranked.is_last and (
+              wanted - missing + ranked.place > startable
+              or (ranked.job_queue_id is not null and ranked.place_in_queue > 1)
+            )
+          ) over (
+            partition by coalesce(ranked.job_queue_id, -ranked.id) order by ranked.run_at, ranked.id
+          ) as stays
+        from ranked
+      )
+      select
+          coalesce(array_agg(judged.id) filter (where not judged.stays), '{}'),
+          coalesce(
+            array_agg(judged.job_queue_id) filter (where not judged.stays and judged.job_queue_id is not null), '{}'
+          ),
+          expected - count(*) filter (where judged.stays),
+          is_withheld or bool_or(judged.stays)
+        into locked, locked_queues, expected, is_withheld
+        from judged;
+    end if;
+    claimed_queues := claimed_queues || locked_queues;
+
+    if careful then
+      claimed := '{}';
+      foreach candidate in array locked loop
+        begin
+          update {schema}._private_jobs as job
+            set attempts = job.attempts + 1, locked_by = worker, locked_at = now()
+            where job.id = candidate;
+          -- Together with its queue, because the server may reject the change to the queue.
+          update {schema}._private_job_queues as queue set locked_by = worker, locked_at = now()
+            where queue.id = (select job.job_queue_id from {schema}._private_jobs as job where job.id = candidate)
+              and queue.id <> all (released);
+          claimed := claimed || candidate;
+        exception when others then
+          get stacked diagnostics why = message_text, code = returned_sqlstate, origin = pg_exception_context;
+          if left(code, 2) in ('53', '57', '58') then
+            raise;
+          end if;
+          left_out := left_out || candidate;
+          claimed_queues := array_remove(
+            claimed_queues, (select job.job_queue_id from {schema}._private_jobs as job where job.id = candidate)
+          );
+          refused := refused || candidate;
+          refusals := array_append(refusals, why);
+          refusal_states := array_append(refusal_states, code);
+          refusal_origins := array_append(refusal_origins, origin);
+        end;
+      end loop;
+      return query
+        select
+          null, job.id, job.task_id, job.job_queue_id, null, job.payload::text, job.priority,
+          least(greatest(job.run_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'),
+          job.attempts, job.max_attempts, job.last_error,
+          nullif(least(greatest(job.created_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'), job.run_at),
+          nullif(least(greatest(job.updated_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'), job.created_at),
+          job.key, job.revision, job.flags::text, null::timestamptz,
+          null::boolean, null::timestamptz, null::integer, null::double precision, null::boolean
+        from {schema}._private_jobs as job
+        where job.id = any (claimed);
+    else
+      return query
+        update {schema}._private_jobs as job
+          set attempts = job.attempts + 1, locked_by = worker, locked_at = now()
+          where job.id = any (locked)
+          returning
+            null, job.id, job.task_id, job.job_queue_id, null, job.payload::text, job.priority,
+            least(greatest(job.run_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'),
+            job.attempts, job.max_attempts, job.last_error,
+            nullif(least(greatest(job.created_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'), job.run_at),
+            nullif(least(greatest(job.updated_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00'), job.created_at),
+            job.key, job.revision, job.flags::text, null::timestamptz,
+            null::boolean, null::timestamptz, null::integer, null::double precision, null::boolean;
+    end if;
+    get diagnostics count = row_count;
+    missing := missing - count;
+    exit when missing = 0 or is_withheld;
+
+    tries := tries + 1;
+    if count < expected and tries < 8 then
+      -- Jobs that were chosen and could not be locked must not hide the jobs after them.
+      passed_over := passed_over || chosen_ids || chosen_flagged || locked;
+      spent := spent || array(
+        select chosen.queue_id from unnest(chosen_queues) as chosen (queue_id)
+        where chosen.queue_id <> all (obtained)
+      );
+      passed_tasks := passed_tasks || array(
+        select quota.task_id
+        from unnest(quota_tasks) as quota (task_id)
+        where not exists (
+          select from {schema}._private_jobs as job
+          where job.is_available and job.job_queue_id is null and job.flags is null and job.task_id = quota.task_id
+            and job.priority = level and job.run_at <= as_of
+            and (job.run_at, job.id) > (from_run_at, from_id)
+            and (left_out is null or job.id <> all (left_out))
+          order by job.run_at, job.id limit 1
+          for update skip locked
+        ) and not exists (
+          select from {schema}._private_jobs as job
+          where job.is_available and job.job_queue_id is null and job.flags is not null and job.task_id = -quota.task_id
+            and job.priority = level and job.run_at <= as_of
+            and (job.run_at, job.id) > (from_run_at, from_id)
+            and (left_out is null or job.id <> all (left_out))
+          order by job.run_at, job.id limit 1
+          for update skip locked
+        )
+      );
+    end if;
+    if cardinality(locked_queues) > 0 then
+      if run_length > 1 then
+        kept := kept || array(
+          select distinct queue.id from unnest(locked_queues) as queue (id) where queue.id <> all (kept)
+        );
+      else
+        kept := array(select queue.id from unnest(kept) as queue (id) where queue.id <> all (locked_queues));
+        spent := spent || locked_queues;
+      end if;
+    end if;
+    continue when count < expected and tries < 8;
+    passed_over := '{}';
+    passed_tasks := '{}';
+    tries := 0;
+
+    -- Locked rows look like missing rows, so check whether due jobs are left, and when the next job is due. Jobs in
+    -- queues that other workers hold are left out: the worker that releases such a queue sends a notification.
+    select is_contended or coalesce(bool_or(later.run_at <= as_of), false),
+        least(due, min(later.run_at) filter (where later.run_at > as_of))
+      into is_contended, due
+      from (
+        select job.run_at
+        from unnest(tasks_without_queue) as task (id)
+        cross join lateral (
+          (
+            select job.run_at from {schema}._private_jobs as job
+            where job.is_available and job.job_queue_id is null and job.flags is null and job.task_id = task.id
+              and job.priority = level and job.run_at <= as_of
+              and (job.run_at, job.id) > (from_run_at, from_id)
+              and (left_out is null or job.id <> all (left_out))
+            limit 1
+          )
+          union all
+          (
+            select job.run_at from {schema}._private_jobs as job
+            where job.is_available and job.job_queue_id is null and job.flags is null and job.task_id = task.id
+              and job.priority = level and job.run_at > as_of
+            order by job.run_at, job.id limit 1
+          )
+          union all
+          (
+            select job.run_at from {schema}._private_jobs as job
+            where job.is_available and job.job_queue_id is null and job.flags is not null and job.task_id = -task.id
+              and job.priority = level and job.run_at <= as_of
+              and (job.run_at, job.id) > (from_run_at, from_id)
+              and (left_out is null or job.id <> all (left_out))
+            limit 1
+          )
+          union all
+          (
+            select job.run_at from {schema}._private_jobs as job
+            where job.is_available and job.job_queue_id is null and job.flags is not null and job.task_id = -task.id
+              and job.priority = level and job.run_at > as_of
+            order by job.run_at, job.id limit 1
+          )
+        ) as job
+        union all
+        select job.run_at
+        from unnest(tasks_with_queue) as task (id)
+        cross join lateral (
+          select job.run_at
+          from (
+            select job.run_at, job.job_queue_id from {schema}._private_jobs as job
+            where job.is_available and job.job_queue_id is not null and job.task_id = task.id
+              and job.priority = level and job.run_at > as_of
+            order by job.run_at, job.id limit 100
+          ) as job
+          join {schema}._private_job_queues as queue on queue.id = any (array[job.job_queue_id])
+          where queue.is_available or queue.id = any (released)
+          order by job.run_at limit 1
+        ) as job
+      ) as later;
+    exit when level = 32767;
+    from_priority := level + 1;
+    from_run_at := '-infinity';
+    from_id := 0;
+  end loop;
+
+  -- Queues ------------------------------------------------------------------------------------------------------
+
+  if cardinality(refused) > 0 then
+    return query select
+        'unclaimable', job.id, job.task_id, null::integer, null, given.origin, null::smallint, null::timestamptz,
+        null::smallint, null::smallint, given.why, null::timestamptz, null::timestamptz, given.code,
+        null::integer, null, null::timestamptz, null::boolean, null::timestamptz, null::integer,
+        null::double precision, null::boolean
+      from unnest(refused, refusals, refusal_states, refusal_origins) as given (id, why, code, origin)
+      join {schema}._private_jobs as job on job.id = any (array[given.id]);
+  end if;
+  if cardinality(released) > 0 and cardinality(claimed_queues) > 0 then
+    -- A queue that we held and claimed from again keeps its lock, and its row is not written.
+    select
+        array(select queue.id from unnest(released) as queue (id) where queue.id <> all (claimed_queues)),
+        array(select queue.id from unnest(claimed_queues) as queue (id) where queue.id <> all (released))
+      into released, claimed_queues;
+  end if;
+  if cardinality(released) > 0 or cardinality(claimed_queues) > 0 then
+    return query
+      update {schema}._private_job_queues as queue
+        set
+          locked_by = case when queue.id = any (claimed_queues) then worker end,
+          locked_at = case when queue.id = any (claimed_queues) then now() end
+        where queue.id = any (released || claimed_queues)
+        returning
+          'queue', null::bigint, null::integer, queue.id, queue.queue_name::text, null, null::smallint,
+          null::timestamptz, null::smallint, null::smallint, null, null::timestamptz, null::timestamptz, null,
+          null::integer, null, null::timestamptz, null::boolean, null::timestamptz, null::integer,
+          null::double precision, null::boolean;
+  end if;
+  if cardinality(released) > 0 then
+    -- Includes jobs that are due within 10 seconds, because no worker has set a timer for a job in a locked queue.
+    perform pg_notify('jobs:insert', json_build_object('r', random(), 'count', count(*))::text)
+      from unnest(released) as queue (id)
+      where exists (
+        select from {schema}._private_jobs as job
+        where job.is_available and job.job_queue_id = queue.id and job.run_at <= now() + interval '10 seconds'
+      )
+      having count(*) > 0;
+  end if;
+
+  kind := 'end';
+  if flags_priority is not null then
+    priority := flags_priority;
+    run_at := least(greatest(flags_run_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00');
+    id := flags_id;
+  end if;
+  locked_at := now();
+  contended := is_contended and missing > 0 and not is_withheld;
+  next_due := case when due is not null then least(due, '9999-12-31 23:59:59+00') end;
+  next_queue := queue_cursor;
+  cost := extract(epoch from clock_timestamp() - started);
+  withheld := is_withheld;
+  return next;
+end
+$body$;
+
+-- Without sorts, the planner can only use the indexes of migration 2, which have the jobs in order. PostgreSQL 12 does
+-- not have this setting.
+do $body$
+begin
+  if current_setting('server_version_num')::integer >= 130000 then
+    alter function {schema}._private_python_exchange_v4 set enable_incremental_sort = off;
+  end if;
+end
+$body$;

@@ -1,0 +1,74 @@
+"""`AttachedWorker`: a worker, as middleware sees it that observes the whole worker and not only its jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from graphile_worker.events import Event, WorkerPool
+    from graphile_worker.events.emitter import Events
+    from graphile_worker.workers import Health
+
+    MetricsPage = Callable[[], tuple[str, bytes]]
+
+
+class AttachedWorker:
+    """A worker that `Middleware.attach` receives.
+
+    Listeners and pages that are added here belong to the worker, and are removed when it has ended.
+
+    Args:
+        worker_pool: The worker's identity.
+        events: The worker's event emitter.
+        health: Returns the worker's health.
+        now: Returns the current time, as the queue sees it.
+        pages: The pages of the worker's health port, by path.
+    """
+
+    def __init__(
+        self,
+        worker_pool: WorkerPool,
+        events: Events,
+        health: Callable[[], Health],
+        now: Callable[[], datetime],
+        pages: dict[str, MetricsPage],
+    ) -> None:
+        self.worker_pool = worker_pool
+        self._events = events
+        self._pages = pages
+        self._listeners: list[tuple[type[Event] | str, Callable[[Any], object]]] = []
+        self._on_end: list[Callable[[], object]] = []
+        self.health = health
+        """Returns the worker's health. May be called from any thread."""
+        self.now = now
+        """Returns the current time: the database's, unless the worker uses the local time."""
+
+    def on(self, event: type[Event] | str, listener: Callable[[Any], object]) -> None:
+        """Call the listener for each event of this kind from this worker's emitter, until the worker ends."""
+        self._events.on(event, listener)
+        self._listeners.append((event, listener))
+
+    def on_end(self, function: Callable[[], object]) -> None:
+        """Call a function when the worker has ended."""
+        self._on_end.append(function)
+
+    def serve(self, path: str, page: MetricsPage) -> None:
+        """Serve a page on the worker's health port, if it has one.
+
+        Args:
+            path: The path, such as ``/metrics``.
+            page: Returns the content type and the body. It is called on a thread.
+        """
+        self._pages[path] = page
+
+    def detach(self) -> None:
+        """Remove all listeners, because the worker has ended. The worker calls this method."""
+        for event, listener in self._listeners:
+            self._events.off(event, listener)
+        self._listeners.clear()
+        functions, self._on_end = self._on_end, []
+        for function in functions:
+            function()

@@ -1,0 +1,290 @@
+"""`WorkerTotals`: counts what a worker does, from its events.
+
+A job of a fast task takes some 20 microseconds, so counting it must take much less than one. The listener for
+completed jobs only keeps the event. After each exchange, and before the totals are read, the kept events are
+counted together. Usually all waits of a batch belong in one bucket. Then only their sum is computed.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from datetime import timedelta
+from itertools import repeat
+from operator import sub
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from graphile_worker import __version__, events as event
+from graphile_worker._db.schema.steps import REVISION
+from graphile_worker.telemetry.metric_table import (
+    DURATION_BUCKETS,
+    EXCHANGE_BUCKETS,
+    EXCHANGE_JOBS_BUCKETS,
+    MAX_TASKS,
+    METRICS,
+    OTHER_TASKS,
+    WAIT_BUCKETS,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from datetime import datetime
+
+    from graphile_worker.middleware import AttachedWorker
+
+    Sample: TypeAlias = tuple[str, tuple[str, ...], "float | Histogram"]
+
+_FIRST_OUTCOMES = ("completed", "retried", "failed")
+"""Outcomes that are reported before they happen: the first one counts as an increase then."""
+
+
+class Histogram:
+    """Counts of values by bucket."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        """Count many values."""
+        if not self.observe_range(min(values), max(values), len(values)):
+            for value in values:
+                self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += sum(values)
+
+    def observe_range(self, lowest: float, highest: float, count: int) -> bool:
+        """Count values by their range, without their sum. Returns False if they need more than one bucket."""
+        index = bisect_left(self.bounds, lowest)
+        if index < len(self.bounds) and highest > self.bounds[index]:
+            return False
+        self.counts[index] += count
+        return True
+
+    def merge(self, other: Histogram) -> Histogram:
+        """Return the sum of both."""
+        merged = Histogram(self.bounds)
+        merged.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        merged.sum = self.sum + other.sum
+        return merged
+
+
+class TaskLabels:
+    """The labels of tasks: their identifiers, but only for so many tasks."""
+
+    def __init__(self, limit: int = MAX_TASKS) -> None:
+        self._limit = limit
+        self._known: set[str] = set()
+
+    def label(self, task: str) -> str:
+        """Return the label of a task."""
+        if task in self._known:
+            return task
+        if len(self._known) >= self._limit:
+            return OTHER_TASKS
+        self._known.add(task)
+        return task
+
+
+class _TaskTotals:
+    __slots__ = ("durations", "outcomes", "waits")
+
+    def __init__(self) -> None:
+        self.outcomes = dict.fromkeys(_FIRST_OUTCOMES, 0)
+        self.durations = Histogram(DURATION_BUCKETS)
+        self.waits = Histogram(WAIT_BUCKETS)
+
+
+class WorkerTotals:
+    """The totals of one worker. Its event loop writes them, and any thread may read them."""
+
+    def __init__(self, worker: AttachedWorker, labels: TaskLabels) -> None:
+        self._worker = worker
+        self._labels = labels
+        self._has_ended = False
+        self._completed: list[event.JobComplete] = []
+        """Jobs that are not counted yet."""
+        self._counting = threading.Lock()
+        self._by_label: dict[str, _TaskTotals] = {}
+        self._wall_clock = worker.now().timestamp() - monotonic()
+        """What to add to the monotonic clock for the queue's time. It follows the database's clock."""
+        self._exchanges = {kind: Histogram(EXCHANGE_BUCKETS) for kind in ("claimed", "recorded")}
+        self._exchange_jobs = {kind: Histogram(EXCHANGE_JOBS_BUCKETS) for kind in ("claimed", "recorded")}
+        self._counts = dict.fromkeys(
+            ("database_errors_total", "reconnects_total", "fenced_total", "recovered_jobs_total"), 0
+        )
+        self._cron_added: dict[str, int] = {}
+        self._cron_lateness: dict[str, float] = {}
+        for task in worker.worker_pool.tasks:
+            self._of(task)
+        listeners: dict[type[event.Event], Callable[[Any], object]] = {
+            event.JobComplete: self._completed.append,
+            event.JobFailure: self._failure,
+            event.JobSnoozed: self._snoozed,
+            event.JobCancelled: self._cancelled,
+            event.JobInterrupted: self._interrupted,
+            event.JobLost: self._lost,
+            event.PoolExchange: self._exchange,
+            event.PoolDatabaseError: lambda _: self._count("database_errors_total"),
+            event.PoolDatabaseRecovered: lambda _: self._count("reconnects_total"),
+            event.PoolFenced: lambda _: self._count("fenced_total"),
+            event.WorkerRecovered: self._recovered,
+            event.CronScheduled: self._cron,
+        }
+        for kind, listener in listeners.items():
+            worker.on(kind, listener)
+        worker.on_end(self._end)
+
+    def _of(self, task: str) -> _TaskTotals:
+        label = self._labels.label(task)
+        found = self._by_label.get(label)
+        if found is None:
+            found = self._by_label[label] = _TaskTotals()
+        return found
+
+    def _count_completed(self) -> None:
+        with self._counting:  # a scrape counts on its own thread
+            batch = self._completed.copy()
+            del self._completed[: len(batch)]  # the worker may have added some in the meantime
+            # A failed job was counted when it failed.
+            completed = [done for done in batch if done.error is None]
+            tasks = {done.job.task_identifier for done in completed}
+            for task in tasks:
+                group = completed
+                if len(tasks) > 1:
+                    group = [done for done in completed if done.job.task_identifier == task]
+                totals = self._of(task)
+                totals.outcomes["completed"] += len(group)
+                totals.durations.observe_all([done.duration for done in group])
+                started, due = [done.started for done in group], [done.job.run_at for done in group]
+                self._count_waits(totals.waits, started, due)
+
+    def _count_waits(self, waits: Histogram, started: list[float], due: list[datetime]) -> None:
+        # Subtracting two datetimes is much cheaper than turning one into a float.
+        reference, count = due[0], len(due)
+        later = list(map(sub, due, repeat(reference)))
+        first = self._wall_clock - reference.timestamp()
+        lowest = first + min(started) - max(later).total_seconds()
+        highest = first + max(started) - min(later).total_seconds()
+        if waits.observe_range(lowest, highest, count):
+            total = first * count + sum(started) - sum(later, timedelta()).total_seconds()
+            waits.sum += max(0.0, total)  # the clock is estimated, and may be late
+        else:
+            waits.observe_all(
+                [
+                    max(0.0, first + start - difference.total_seconds())
+                    for start, difference in zip(started, later, strict=True)
+                ]
+            )
+
+    def _failure(self, failed: event.JobFailure) -> None:
+        self._run(failed, "failed" if failed.retry_in is None else "retried", failed.duration)
+
+    def _snoozed(self, snoozed: event.JobSnoozed) -> None:
+        self._run(snoozed, "snoozed", snoozed.duration)
+
+    def _cancelled(self, cancelled: event.JobCancelled) -> None:
+        # It may have been cancelled before it started.
+        self._run(cancelled, "cancelled", cancelled.duration or None)
+
+    def _interrupted(self, interrupted: event.JobInterrupted) -> None:
+        self._run(interrupted, "interrupted", None)
+
+    def _lost(self, lost: event.JobLost) -> None:
+        self._run(lost, "lost", None)
+
+    def _run(self, about: event.JobEvent, outcome: str, duration: float | None) -> None:
+        totals = self._of(about.job.task_identifier)
+        totals.outcomes[outcome] = totals.outcomes.get(outcome, 0) + 1
+        if duration is not None:
+            totals.durations.observe(duration)
+            wait = self._wall_clock + monotonic() - duration - about.job.run_at.timestamp()
+            totals.waits.observe(max(0.0, wait))
+
+    def _exchange(self, exchange: event.PoolExchange) -> None:
+        if self._completed:
+            self._count_completed()
+        self._wall_clock = self._worker.now().timestamp() - monotonic()
+        if exchange.wanted:
+            self._exchanges["claimed"].observe(exchange.duration)
+            self._exchange_jobs["claimed"].observe(exchange.claimed)
+        if exchange.recorded:
+            self._exchanges["recorded"].observe(exchange.duration)
+            self._exchange_jobs["recorded"].observe(exchange.recorded)
+
+    def _recovered(self, recovered: event.WorkerRecovered) -> None:
+        self._counts["recovered_jobs_total"] += len(recovered.recovered.jobs)
+
+    def _cron(self, scheduled: event.CronScheduled) -> None:
+        lateness = max(0.0, (self._worker.now() - scheduled.timestamp).total_seconds())
+        for added in scheduled.jobs_and_identifiers:
+            label = self._labels.label(added.job.identifier)
+            self._cron_added[label] = self._cron_added.get(label, 0) + 1
+            self._cron_lateness[label] = lateness
+
+    def _count(self, name: str) -> None:
+        self._counts[name] += 1
+
+    def _end(self) -> None:
+        self._has_ended = True
+
+    def read(self) -> Iterator[Sample]:
+        """Yield the current values. An ended worker has no gauges."""
+        self._count_completed()
+        for label, totals in list(self._by_label.items()):
+            for outcome, count in list(totals.outcomes.items()):
+                yield "jobs_total", (label, outcome), count
+            if any(totals.durations.counts):
+                yield "job_duration_seconds", (label,), totals.durations
+                yield "job_wait_seconds", (label,), totals.waits
+        for kind, histogram in self._exchanges.items():
+            yield "exchange_duration_seconds", (kind,), histogram
+            yield "exchange_jobs", (kind,), self._exchange_jobs[kind]
+        for name, count in self._counts.items():
+            yield name, (), count
+        for label, count in list(self._cron_added.items()):
+            yield "cron_added_total", (label,), count
+        if not self._has_ended:
+            yield from self._read_gauges()
+
+    def _read_gauges(self) -> Iterator[Sample]:
+        for label, lateness in list(self._cron_lateness.items()):
+            yield "cron_lateness_seconds", (label,), lateness
+        health = self._worker.health()
+        yield "jobs_running", (), health.running
+        yield "slots", (), health.concurrency
+        yield "jobs_prefetched", (), health.prefetched
+        yield "ready", (), float(health.ready)
+        yield "listening", (), float(health.listening)
+        if health.last_heartbeat is not None:
+            yield "heartbeat_age_seconds", (), health.last_heartbeat
+        yield "event_loop_lag_seconds", (), health.loop_lag
+        yield "info", (__version__, self._worker.worker_pool.schema, str(REVISION)), 1.0
+
+
+def merge_samples(samples: Iterable[Sample]) -> dict[str, dict[tuple[str, ...], float | Histogram]]:
+    """Return the values by metric and labels. Values of several workers are merged into one."""
+    merged: dict[str, dict[tuple[str, ...], float | Histogram]] = {}
+    for name, labels, value in samples:
+        values = merged.setdefault(name, {})
+        values[labels] = merge_values(METRICS[name].merge, values.get(labels), value)
+    return merged
+
+
+def merge_values(rule: str, one: float | Histogram | None, other: float | Histogram) -> float | Histogram:
+    """Return one value for two; the other one if there is only one."""
+    if one is None:
+        return other
+    if isinstance(one, Histogram) and isinstance(other, Histogram):
+        return one.merge(other)
+    if isinstance(one, Histogram) or isinstance(other, Histogram):
+        raise TypeError("A histogram and a number cannot be merged.")
+    return {"sum": one + other, "min": min(one, other), "max": max(one, other)}[rule]
