@@ -59,38 +59,38 @@ async def cut_connections(db: asyncpg.Connection) -> None:
     )
 
 
+# Not a method: hypothesis refuses one example database for several instances of a class, one for each server.
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(payloads=st.lists(RAW_JSON, min_size=2, max_size=6))
+async def test_unusual_json_payload_affects_only_its_own_job(
+    databases: Databases, payloads: list[str]
+) -> None:
+    ran: list[int] = []
+
+    async def good(payload: Any) -> None:
+        ran.append(payload["n"])
+
+    async with databases.fresh() as dsn, connect(dsn) as db:
+        await add_raw(db, *payloads)
+        await add_good(db)
+        await run_once({"odd": nothing, "good": good}, dsn, concurrency=3, handle_signals=False)
+        assert sorted(ran) == [1, 2, 3, 4, 5]
+        assert await locked(db) == []
+        left = await db.fetch("select attempts, last_error from graphile_worker._private_jobs")
+        assert all(row["attempts"] == 1 for row in left)
+        assert all(row["last_error"].startswith("The payload cannot be decoded: ") for row in left)
+        async with WorkerUtils(dsn) as utils:
+            assert len(await utils.list_jobs()) == len(left)
+            lines = [line async for page in utils.many.export(JobFilter()) for line in page]
+        async with databases.fresh() as other, WorkerUtils(other) as utils:
+            async for _ in utils.many.import_lines(lines, new_ids=False):
+                pass
+            async with connect(other) as there:
+                stored = "select id, payload::text from graphile_worker._private_jobs order by id"
+                assert in_one_line(await there.fetch(stored)) == in_one_line(await db.fetch(stored))
+
+
 class TestWorkers:
-    @settings(
-        max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-    )
-    @given(payloads=st.lists(RAW_JSON, min_size=2, max_size=6))
-    async def test_unusual_json_payload_affects_only_its_own_job(
-        self, databases: Databases, payloads: list[str]
-    ) -> None:
-        ran: list[int] = []
-
-        async def good(payload: Any) -> None:
-            ran.append(payload["n"])
-
-        async with databases.fresh() as dsn, connect(dsn) as db:
-            await add_raw(db, *payloads)
-            await add_good(db)
-            await run_once({"odd": nothing, "good": good}, dsn, concurrency=3, handle_signals=False)
-            assert sorted(ran) == [1, 2, 3, 4, 5]
-            assert await locked(db) == []
-            left = await db.fetch("select attempts, last_error from graphile_worker._private_jobs")
-            assert all(row["attempts"] == 1 for row in left)
-            assert all(row["last_error"].startswith("The payload cannot be decoded: ") for row in left)
-            async with WorkerUtils(dsn) as utils:
-                assert len(await utils.list_jobs()) == len(left)
-                lines = [line async for page in utils.many.export(JobFilter()) for line in page]
-            async with databases.fresh() as other, WorkerUtils(other) as utils:
-                async for _ in utils.many.import_lines(lines, new_ids=False):
-                    pass
-                async with connect(other) as there:
-                    stored = "select id, payload::text from graphile_worker._private_jobs order by id"
-                    assert in_one_line(await there.fetch(stored)) == in_one_line(await db.fetch(stored))
-
     async def test_undecodable_payload_fails_only_its_own_job(
         self, db: asyncpg.Connection, database: str
     ) -> None:
