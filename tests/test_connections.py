@@ -238,7 +238,7 @@ class TestLongWaits:
     async def test_pool_timeout_fails_the_waiting_job_and_names_the_holding_one(self, database: str) -> None:
         recorder, hog = EventRecorder(), Hog()
         async with running(
-            {"hog": hog}, database, recorder=recorder, concurrency=2, max_pool_size=1, pool_timeout=0.05
+            {"hog": hog}, database, recorder=recorder, concurrency=2, max_pool_size=1, pool_timeout=1
         ) as runner:
             job = await runner.add_job("hog")
             await hog.until_holding(1)

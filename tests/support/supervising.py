@@ -19,8 +19,9 @@ COMMAND = str(Path(sys.executable).with_name("graphile-worker"))
 
 
 @asynccontextmanager
-async def command(folder: Path, dsn: str, *arguments: str) -> AsyncIterator[Program]:
-    environment = {"PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1", "DATABASE_URL": dsn}
+async def command(folder: Path, dsn: str, *arguments: str, **more: str) -> AsyncIterator[Program]:
+    """Run the command, with `more` variables in its environment."""
+    environment = {"PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1", "DATABASE_URL": dsn, **more}
     async with program(
         COMMAND, *arguments, folder=folder, environment=environment, with_errors=True
     ) as running:

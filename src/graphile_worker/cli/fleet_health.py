@@ -44,15 +44,15 @@ class FleetHealth:
     """Serves ``/live``, ``/ready`` and ``/metrics`` for all worker processes.
 
     Args:
-        address: The port, or ``host:port``, to listen on.
+        address: The port, or ``host:port``, to listen on; None to serve nothing.
         processes: The number of processes that should be ready.
         running: Returns the processes that run.
     """
 
     def __init__(
-        self, address: str | int, processes: int, running: Callable[[], Sequence[WorkerProcess]]
+        self, address: str | int | None, processes: int, running: Callable[[], Sequence[WorkerProcess]]
     ) -> None:
-        self._address = parse_address(address)
+        self._address = None if address is None else parse_address(address)
         self._processes = processes
         self._running = running
         self._folder = Path(tempfile.mkdtemp(prefix="graphile-worker-"))
@@ -69,12 +69,13 @@ class FleetHealth:
         )
 
     async def start(self) -> None:
-        """Listen on the address.
+        """Listen on the address, if there is one.
 
         Raises:
             ConfigurationError: The address cannot be used.
         """
-        await self._server.listen(self._address)
+        if self._address is not None:
+            await self._server.listen(self._address)
 
     async def close(self) -> None:
         """Stop listening, and remove the folder of the sockets."""

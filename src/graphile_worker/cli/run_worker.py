@@ -25,6 +25,7 @@ from graphile_worker.cli import logs
 from graphile_worker.cli.control import Control
 from graphile_worker.cli.exit_codes import BREAKING_MIGRATION, exit_by_signal
 from graphile_worker.cli.printing import cleanup_summary
+from graphile_worker.cli.service_manager import ServiceManager
 from graphile_worker.cli.settings import SETTING_NAMES, unknown_variables
 from graphile_worker.cli.unserved import warn_of_unserved
 from graphile_worker.client import WorkerUtils
@@ -197,6 +198,15 @@ async def _wait(
     """Wait until the worker ends; meanwhile warn of tasks that are not in `served`, if given."""
     if control is not None:
         _listen_to_supervisor(control, runner, settings["shutdown_grace"].value)
+        await _wait_until_ended(runner, served)
+        return
+    with ServiceManager.from_environment() as service_manager:
+        runner.events.on("stop", lambda _: service_manager.report_stopping())
+        service_manager.report_ready("Running jobs", lambda: runner.health().live)
+        await _wait_until_ended(runner, served)
+
+
+async def _wait_until_ended(runner: Runner, served: Collection[str] | None) -> None:
     if served is None:
         await runner.wait()
         return

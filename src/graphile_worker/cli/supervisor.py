@@ -21,6 +21,7 @@ from graphile_worker._worker.service import pause_after
 from graphile_worker.cli.control import FINISH, VARIABLE
 from graphile_worker.cli.exit_codes import BREAKING_MIGRATION, exit_by_signal
 from graphile_worker.cli.fleet_health import FleetHealth
+from graphile_worker.cli.service_manager import ServiceManager
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -31,6 +32,7 @@ _STABLE_AFTER = 60.0
 """Seconds after which a process counts as stable, so that its end does not lengthen the restart delay."""
 _RECHECK_INTERVAL = 0.2
 _SIGNALS_UNTIL_KILL = 3
+_LIVE_TIMEOUT = 5.0
 _START_TIMEOUT = 10.0
 """Seconds that the slot of a process that could not start waits for another slot's process to start."""
 
@@ -251,8 +253,10 @@ class _Supervisor:
     def __init__(self, count: int, *, once: bool, health: str | int | None) -> None:
         self._count = count
         self._once = once
+        self._service_manager = ServiceManager.from_environment()
+        is_watched = health is not None or self._service_manager.expects_signs_of_life
         # Processes that end by themselves serve no health.
-        self._health = None if health is None or once else FleetHealth(health, count, self._children)
+        self._health = FleetHealth(health, count, self._children) if is_watched and not once else None
         self._running: dict[asyncio.Task[None], _Generation] = {}
         self._signals: list[int] = []
         self._stopping = asyncio.Event()
@@ -267,13 +271,14 @@ class _Supervisor:
         for number in _SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._on_signal, number)
-        if self._health is None:
-            return await self._run_all(watched)
-        try:
-            await self._health.start()
-            return await self._run_all(watched)
-        finally:
-            await self._health.close()
+        with self._service_manager:
+            if self._health is None:
+                return await self._run_all(watched)
+            try:
+                await self._health.start()
+                return await self._run_all(watched)
+            finally:
+                await self._health.close()
 
     async def _run_all(self, watched: Sequence[Path]) -> int:
         if watched:
@@ -296,7 +301,25 @@ class _Supervisor:
     def _start_generation(self, *, is_newer: bool) -> _Generation:
         generation = _Generation(self._count, once=self._once, is_newer=is_newer, health=self._health)
         self._running[asyncio.create_task(self._run(generation))] = generation
+        if not is_newer:
+            generation.started.add_done_callback(self._report_ready)
         return generation
+
+    def _report_ready(self, started: asyncio.Future[bool]) -> None:
+        if not started.result() or self._stopping.is_set():
+            return
+        loop = asyncio.get_running_loop()
+
+        def is_live() -> bool:
+            try:
+                return asyncio.run_coroutine_threadsafe(self._is_live(), loop).result(_LIVE_TIMEOUT)
+            except (TimeoutError, RuntimeError):  # the event loop is blocked or closed
+                return False
+
+        self._service_manager.report_ready(f"Running jobs in {self._count} processes", is_live)
+
+    async def _is_live(self) -> bool:
+        return self._health is None or bool((await self._health.read())["live"])
 
     def _children(self) -> list[_Child]:
         return [child for generation in self._running.values() for child in generation.children]
@@ -361,6 +384,7 @@ class _Supervisor:
     def _stop(self, number: int) -> None:
         """Stop all generations with a signal."""
         self._stopping.set()
+        self._service_manager.report_stopping()
         for generation in self._running.values():
             generation.stop(number)
 
