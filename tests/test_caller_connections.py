@@ -105,11 +105,10 @@ class TestWrongKind:
             await app.add_job("t", connection=connection)
 
     def test_another_database_is_refused(self, app: App) -> None:
-        with (
-            Session(sqlalchemy.create_engine("sqlite://")) as session,
-            pytest.raises(ConfigurationError, match="connected to sqlite"),
-        ):
+        engine = sqlalchemy.create_engine("sqlite://")
+        with Session(engine) as session, pytest.raises(ConfigurationError, match="connected to sqlite"):
             app.add_job_sync("t", connection=session)
+        engine.dispose()
 
 
 class TestAutocommit:

@@ -21,6 +21,7 @@ from hypothesis import given, strategies as st
 from graphile_worker import InvalidJobError, Job, JobKeyMode, JobSpec, JobState
 from graphile_worker._base.payload import decode_payload, encode_payload, encode_stored
 from graphile_worker._tasks.options import as_spec_options, check_job_options
+from support.odd_payloads import TOO_DEEP, nested
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 JSON = st.recursive(
@@ -184,8 +185,8 @@ def test_unusual_stored_json_can_be_decoded(text: str) -> None:
     ("text", "message"),
     [
         ("[" * 200_000 + "]" * 200_000, "it is nested too deeply for Python"),
-        ("[1e999," + "[" * 1500 + "]" * 1501, "it is nested too deeply for Python"),
-        ('["\\ud800",' + "[" * 1500 + "]" * 1501, "it is nested too deeply for Python"),
+        (f"[1e999,{nested(TOO_DEEP)}]", "it is nested too deeply for Python"),
+        (f'["\\ud800",{nested(TOO_DEEP)}]', "it is nested too deeply for Python"),
         ("[" + "9" * 5000 + "]", "it holds an integer of more than 4300 digits"),
         ('["C:\\\\x00\\xe9"]', "it holds the byte 0xe9, which is not UTF-8"),
         (b"[1", "Expecting ',' delimiter"),
@@ -244,10 +245,12 @@ def test_payload_that_contains_itself_is_rejected() -> None:
 
 
 def test_too_deeply_nested_payload_is_rejected_with_one_message() -> None:
-    payload: list[object] = [None]
+    limit = sys.getrecursionlimit()
     messages: set[str] = set()
-    for _ in range(sys.getrecursionlimit() + 5):
-        payload = [payload]
+    for levels in [*range(limit - 100, limit + 5), TOO_DEEP]:
+        payload: list[object] = [None]
+        for _ in range(levels):
+            payload = [payload]
         try:
             encode_payload(payload)
         except InvalidJobError as error:

@@ -133,10 +133,14 @@ def _atomic_file(path: str) -> Iterator[BinaryIO]:
 
 
 def _resolve(path: Path) -> Path:
+    loop = OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     try:
-        return path.resolve()
-    except RuntimeError:  # a loop of symbolic links, before Python 3.13
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
+        target = path.resolve()
+    except RuntimeError:  # before Python 3.13
+        raise loop from None
+    if target.is_symlink():  # since Python 3.13
+        raise loop
+    return target
 
 
 @contextmanager
