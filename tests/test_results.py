@@ -549,9 +549,11 @@ class TestCall:
         async with app:
             with pytest.raises(ResultTimeoutError, match=r"within 0\.01 s") as it:
                 await double.using(wait=0.01).call(21)
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.01):
-                    await double.call(1)
+            call = asyncio.create_task(double.call(1))
+            await waiter_count(app, 1)
+            call.cancel()
+            await asyncio.wait([call])
+            assert call.cancelled()
             assert not poller(app)._waiters
             assert (await drain(app)).succeeded == 2
             assert it.value.job_id is not None
@@ -664,6 +666,25 @@ class TestWaiters:
             await waiter_count(app, 0)
             while poller(app)._polling is not None:
                 await asyncio.sleep(0.001)
+
+    async def test_no_query_follows_the_one_that_found_the_result(
+        self, database: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        app = make_app(database)
+        read, queries = read_results, 0
+
+        async def count(on: Any, schema: Any, since: Mapping[int, datetime | None]) -> Any:
+            nonlocal queries
+            queries += 1
+            return await read(on, schema, since)
+
+        monkeypatch.setattr(waiting, "read_results", count)
+        monkeypatch.setattr(waiting, "_SHORTEST", 0.0)  # as if a query took longer than the time between two
+        async with app:
+            job = await app.tasks["total"].enqueue(1)
+            await app.run_once()
+            await job.result()
+            assert (queries, poller(app)._waiters) == (1, {})
 
     def test_queries_about_a_job_become_rarer(self) -> None:
         async def delays() -> list[float]:

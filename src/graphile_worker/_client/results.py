@@ -260,6 +260,8 @@ class ResultPoller:
         for waiter in due:
             if (end := ends.get(waiter.job.id)) is not None:
                 waiter.resolve(end)
+                # At once: the caller may use the same connection now, so no query about it may follow.
+                self._forget(waiter)
             else:
                 waiter.postpone(now)
 
