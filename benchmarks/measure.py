@@ -18,7 +18,7 @@ from benchmarks.watch import watching
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
-    from typing import TypeAlias
+    from typing import Any, TypeAlias
 
     from benchmarks.contenders import Contender
     from benchmarks.driver import Answer, DriverProcess
@@ -113,7 +113,9 @@ async def start(
     drivers: Sequence[DriverProcess], concurrency: int, *, tuned: bool, history: str | None = None
 ) -> None:
     """Start the workers of all drivers at once."""
-    options = {"concurrency": concurrency, "tuned": tuned} | ({"history": history} if history else {})
+    options: dict[str, Any] = {"concurrency": concurrency, "tuned": tuned}
+    if history is not None:
+        options["history"] = history
     await _together(*(driver.request("start", **options) for driver in drivers))
 
 
