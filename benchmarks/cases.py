@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.measure import (
     Load,
+    call_latency,
     costs,
     enqueueing,
     enqueueing_through_sqlalchemy,
@@ -182,6 +183,44 @@ def _latency() -> list[Case]:
     ]
 
 
+def _history() -> list[Case]:
+    """Return what history costs, and what waiting for results costs."""
+    group, tuned = "history", f"{_REFERENCE}, when tuned"
+    off, failures, everything = "python", "python, failures kept", "python, all kept"
+    counts = dict.fromkeys((off, failures, everything, "before"), 20_000)
+    tuned_counts = dict.fromkeys(("python tuned", "python tuned, all kept", "before tuned"), 100_000)
+    # Goals for CPU time, because the time of the clock depends on what else the machine does. A difference of
+    # less than 5 % is noise.
+    free = tuple(
+        Goal(1.05, (against,), f"{_REFERENCE}, {what}", of)
+        for what, against, of in (("history off", "before", off), ("failures kept", off, failures))
+    )
+    most = Goal(15.0, (off,), f"{_REFERENCE}, all kept", everything, is_difference=True)
+    share = Goal(1.25, ("python tuned",), f"{tuned}, all kept", "python tuned, all kept")
+    free_tuned = Goal(1.05, ("before tuned",), f"{tuned}, history off", "python tuned")
+    called = "call of a task, idle worker"
+    limit = Goal(1.5, (off,), of="python, call")
+    figures = (
+        Figure("p50", "results", f"{called}, p50", "ms", goals=(limit,)),
+        Figure("p99", "results", f"{called}, p99", "ms"),
+    )
+    measure = partial(costs, Load())
+    time, cpu = ("time per job", "µs/job"), ("cpu per job", "µs/job, CPU time")
+    per_job = (
+        Figure(time[0], group, _REFERENCE, time[1]),
+        Figure(cpu[0], group, _REFERENCE, cpu[1], goals=(*free, most)),
+    )
+    per_tuned_job = (
+        Figure(time[0], group, tuned, time[1]),
+        Figure(cpu[0], group, tuned, cpu[1], goals=(free_tuned, share)),
+    )
+    return [
+        Case(group, _REFERENCE, measure, counts, per_job, quick=True),
+        Case(group, tuned, measure, tuned_counts, per_tuned_job, quick=True),
+        Case("results", called, call_latency, {off: 500, "python, call": 500}, figures, quick=True),
+    ]
+
+
 def _process() -> list[Case]:
     started = "start, find no jobs, exit"
     figure = Figure("seconds", "start-up", started, "s", goals=(Goal(2.0, _NODE),))
@@ -218,6 +257,7 @@ CASES = [
     *_queues(),
     *_tasks(),
     *_latency(),
+    *_history(),
     *_process(),
     *_perf_test(),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,9 @@ _PYTHON = PEERS / "python" / "bin" / "python"
 NODE_VERSION = "0.18.0"
 _NODE = PEERS / f"graphile-worker-{NODE_VERSION}" / "node_modules" / "graphile-worker"
 _PYTHON_PEERS = ("procrastinate", "pgqueuer")
+_WITH_OWN_DATABASE = (*_PYTHON_PEERS, "before")
+BEFORE = "BEFORE"
+"""The environment variable with the folder of another checkout, which takes part as `before`."""
 _PRINT_VERSION = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
 
 
@@ -35,16 +39,18 @@ class Contender:
     tuned: bool = False
     prefetch: int | None = None
     """A size of the local queue other than the usual one. Only for graphile_worker."""
+    history: str | None = None
+    """What the history keeps, if it is on. Only for graphile_worker."""
 
     @property
     def database(self) -> str:
         """The name of the database. Contenders with Graphile Worker's schema share one."""
-        return self.program if self.program in _PYTHON_PEERS else "graphile"
+        return self.program if self.program in _WITH_OWN_DATABASE else "graphile"
 
     @property
     def feeder(self) -> str:
         """The program whose driver prepares and fills the database."""
-        return self.program if self.program in _PYTHON_PEERS else "python"
+        return self.program if self.program in _WITH_OWN_DATABASE else "python"
 
 
 _PROGRAMS = ("python", "node", "procrastinate", "pgqueuer")
@@ -55,6 +61,12 @@ CONTENDERS = {
         *(Contender(f"{program} tuned", program, tuned=True) for program in _PROGRAMS),
         Contender("python, prefetch 0", "python", prefetch=0),
         Contender("by hand", "python"),
+        Contender("python, failures kept", "python", history="failures"),
+        Contender("python, all kept", "python", history="all"),
+        Contender("python tuned, all kept", "python", tuned=True, history="all"),
+        Contender("python, call", "python"),
+        Contender("before", "before"),
+        Contender("before tuned", "before", tuned=True),
         Contender("floor", "floor", tuned=True),
     )
 }
@@ -71,6 +83,10 @@ def driver_command(program: str) -> list[str]:
         return [str(_PYTHON), str(DRIVERS / f"{program}_driver.py")]
     if program == "node":
         return node_program(DRIVERS / "node.mjs")
+    if program == "before":
+        folder = _checkout()
+        driver = folder / "benchmarks" / "drivers" / "python.py"
+        return ["env", f"PYTHONPATH={folder / 'src'}", sys.executable, str(driver)]
     return [sys.executable, str(DRIVERS / f"{program}.py")]
 
 
@@ -129,6 +145,18 @@ def versions() -> dict[str, str]:
         output = subprocess.run([node, "--version"], check=True, capture_output=True, text=True)
         found["Node"] = output.stdout.strip().removeprefix("v")
     return found
+
+
+def _checkout() -> Path:
+    """Return the folder of the checkout to compare with."""
+    folder = os.environ.get(BEFORE)
+    if not folder:
+        raise NotInstalledError(
+            f"{BEFORE} is not set; to compare with another commit, run: make bench {BEFORE}=its/checkout"
+        )
+    if not (Path(folder) / "benchmarks" / "drivers" / "python.py").exists():
+        raise NotInstalledError(f"{BEFORE}={folder} is not a checkout of this repository")
+    return Path(folder).resolve()
 
 
 def _node() -> str:

@@ -18,7 +18,7 @@ from benchmarks.watch import watching
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
-    from typing import TypeAlias
+    from typing import Any, TypeAlias
 
     from benchmarks.contenders import Contender
     from benchmarks.driver import Answer, DriverProcess
@@ -91,7 +91,8 @@ async def costs(load: Load, workbench: Workbench, contender: Contender, count: i
     drivers = await workbench.drivers(contender, load.processes)
     async with watching(workbench.meter, workbench.database(contender), drivers) as spent:
         figures = await drain(load, workbench, contender, drivers, count)
-    return {**figures, **spent.figures(count)}
+    used = spent.figures(count)
+    return {**figures, **used, "cpu per job": (used["worker cpu"] + used["server cpu"]) * 1e3}
 
 
 async def drain(
@@ -100,16 +101,22 @@ async def drain(
     """Run workers until a number of jobs are complete."""
     begin = time.monotonic()
     try:
-        await start(drivers, load.concurrency, tuned=contender.tuned)
+        await start(drivers, load.concurrency, tuned=contender.tuned, history=contender.history)
         done, last = await completion(drivers, count, workbench.limit)
     finally:
         await workbench.stop(drivers)
-    return {"rate": done / (last - begin), "seconds": last - begin}
+    seconds = last - begin
+    return {"rate": done / seconds, "seconds": seconds, "time per job": seconds / done * 1e6}
 
 
-async def start(drivers: Sequence[DriverProcess], concurrency: int, *, tuned: bool) -> None:
+async def start(
+    drivers: Sequence[DriverProcess], concurrency: int, *, tuned: bool, history: str | None = None
+) -> None:
     """Start the workers of all drivers at once."""
-    await _together(*(driver.request("start", concurrency=concurrency, tuned=tuned) for driver in drivers))
+    options: dict[str, Any] = {"concurrency": concurrency, "tuned": tuned}
+    if history is not None:
+        options["history"] = history
+    await _together(*(driver.request("start", **options) for driver in drivers))
 
 
 async def _together(*requests: Awaitable[Answer]) -> list[Answer]:
@@ -146,6 +153,21 @@ async def idle_latency(workbench: Workbench, contender: Contender, samples: int)
     Another process adds the jobs.
     """
     return await _fed_latency(workbench, contender, rate=_IDLE_RATE, count=samples)
+
+
+async def call_latency(workbench: Workbench, contender: Contender, samples: int) -> Figures:
+    """Measure the milliseconds that a call of a task takes, or the latency of a job, with an idle worker."""
+    if contender.name == "python":
+        return await idle_latency(workbench, contender, samples)
+    worker, caller = await workbench.drivers(contender, 2)
+    await workbench.fill(contender)
+    try:
+        await start([worker], _LATENCY_CONCURRENCY, tuned=contender.tuned)
+        await caller.request("call", samples=_WARM_UP)
+        answer = await caller.request("call", samples=samples, limit=workbench.limit)
+    finally:
+        await workbench.stop([worker])
+    return _distribution(answer.value)
 
 
 async def own_latency(workbench: Workbench, contender: Contender, samples: int) -> Figures:

@@ -33,7 +33,7 @@ Node.
 Absolute figures mean little, because the machine is shared with other work and differs from yours. Ratios
 within one run mean more. A ratio column `a : b` is a's figure divided by b's, for the best rounds and for
 the medians. Where lower is better, a ratio below 1 is in favour of a. A goal is a limit on the ratio of the
-medians.
+medians, or on their difference.
 """
 _HOW_TO_READ_CURVES = """\
 A curve shows how a figure changes with size. Its shape matters: a flat line means that size has no effect.
@@ -49,7 +49,7 @@ class Verdict(NamedTuple):
     bound: str
     """The goal, for example `≥ 1.5 times node`."""
     ratio: float | None
-    """The ratio of the medians, or None if one of the two was not measured."""
+    """The ratio of the medians, or their difference; None if one of the two was not measured."""
     reached: bool
 
     def __str__(self) -> str:
@@ -77,11 +77,20 @@ def verdict_of(measurement: Measurement) -> Verdict | None:
     pair = _goal_pair(measurement)
     if pair is None or measurement.goal is None:
         return None
-    found = ratios(measurement, pair)
-    ratio = None if found is None else found[1]
     better = measurement.higher_is_better
-    reached = ratio is not None and (ratio >= measurement.goal if better else ratio <= measurement.goal)
-    return Verdict(f"{'≥' if better else '≤'} {measurement.goal:g} times {pair[1]}", ratio, reached)
+    bound = f"{'≥' if better else '≤'} {measurement.goal:g}"
+    if measurement.is_difference:
+        figure, bound = _difference(measurement, pair), f"{bound} {measurement.unit} more than {pair[1]}"
+    else:
+        found = ratios(measurement, pair)
+        figure, bound = None if found is None else found[1], f"{bound} times {pair[1]}"
+    reached = figure is not None and (figure >= measurement.goal if better else figure <= measurement.goal)
+    return Verdict(bound, figure, reached)
+
+
+def _difference(measurement: Measurement, pair: tuple[str, str]) -> float | None:
+    one, other = (measurement.of(contender) for contender in pair)
+    return None if one is None or other is None else one.median - other.median
 
 
 def print_table(report: Report) -> None:
@@ -194,6 +203,8 @@ def _both(figures: tuple[float, float] | None) -> str:
 def _goal_pair(measurement: Measurement) -> tuple[str, str] | None:
     if measurement.goal is None or measurement.against is None:
         return None
+    if measurement.subject is not None:
+        return measurement.subject, measurement.against
     # If only the tuned worker ran, or is compared with the untuned one, the goal is about the tuned worker.
     plain = measurement.against != "python" and measurement.of("python") is not None
     return ("python" if plain else "python tuned", measurement.against)

@@ -53,6 +53,10 @@ class Measurement(msgspec.Struct, frozen=True):
     goal: float | None = None
     """The required ratio of `python` to `against`, or None without a goal."""
     against: str | None = None
+    subject: str | None = None
+    """The contender that the goal is about, if it is not `python`."""
+    is_difference: bool = False
+    """Whether the goal is a limit on the difference to `against`, and not on the ratio."""
 
     def of(self, contender: str) -> Series | None:
         """Return the figures of a contender, if it has any."""

@@ -22,17 +22,24 @@ if TYPE_CHECKING:
     Measure: TypeAlias = Callable[[Workbench, Contender, int], Awaitable[Figures]]
 
 _FEWEST = 50
+_SUBJECTS = ("python", "python tuned")
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A limit on the ratio of `python` to another contender: a minimum, or a maximum if lower is better."""
+    """A limit on the ratio of `python` to another contender: a minimum, or a maximum if lower is better.
+
+    With `is_difference` it is a limit on the difference.
+    """
 
     ratio: float
     against: tuple[str, ...]
     """The other contenders. The best of them counts."""
     name: str = ""
     """The name of the measurement, if the figure already has another goal."""
+    of: str = ""
+    """The contender that the goal is about, if it is not `python`."""
+    is_difference: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +150,9 @@ def _measurements(figure: Figure, series: list[Series]) -> list[Measurement]:
     for goal in figure.goals:
         against = _best(plain, goal.against)
         shown = [
-            one for one in series if not goal.name or one.contender in {against, "python", "python tuned"}
+            one
+            for one in series
+            if not goal.name or one.contender in {against, *([goal.of] if goal.of else _SUBJECTS)}
         ]
         found.append(
             Measurement(
@@ -154,6 +163,8 @@ def _measurements(figure: Figure, series: list[Series]) -> list[Measurement]:
                 shown,
                 goal.ratio,
                 against,
+                goal.of or None,
+                goal.is_difference,
             )
         )
     return found

@@ -165,6 +165,18 @@ def test_note_names_its_cases_unless_it_applies_to_all(capsys: pytest.CaptureFix
     assert "  python (other): one round" in lines
 
 
+@pytest.mark.parametrize(
+    ("is_difference", "shown"),
+    [(False, "≤ 15 times python: ✓ 1.500"), (True, "≤ 15 ms more than python: ✗ 20.000")],
+)
+def test_goal_of_another_contender_limits_its_ratio_or_difference(*, is_difference: bool, shown: str) -> None:
+    both = [Series("python", [40]), Series("python, all kept", [60])]
+    measurement = Measurement(
+        "group", "case", "ms", False, both, 15, "python", "python, all kept", is_difference
+    )
+    assert str(verdict_of(measurement)) == shown
+
+
 def test_ratio_to_the_contender_of_the_goal_has_a_column(capsys: pytest.CaptureFixture[str]) -> None:
     series = [Series("python", [20]), Series("node", [10]), Series("slowpoke", [5])]
     lines = print_report(

@@ -7,15 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import asyncpg
 import pytest
 from benchmarks import binding, contenders, middleware, schedules, top_view
 from benchmarks.__main__ import main
 from benchmarks.backlog import UNRUNNABLE, Backlog
 from benchmarks.cases import CASES, selected
-from benchmarks.contenders import CONTENDERS
+from benchmarks.contenders import CONTENDERS, NotInstalledError
 from benchmarks.measure import (
     Load,
     MeasurementTimeoutError,
+    call_latency,
     costs,
     drain,
     enqueueing,
@@ -102,6 +104,30 @@ async def test_node_is_measured_next_to_python(workbench: Workbench) -> None:
     assert [one.note for one in measurement.series] == ["", "", "with 20 of 50 jobs", ""]
     assert (measurement.goal, measurement.against) == (5, "node")
     assert ("name", "node") in workbench.best
+
+
+async def test_history_and_calls_are_measured(workbench: Workbench) -> None:
+    kept = await costs(Load(), workbench, CONTENDERS["python, all kept"], 20)
+    called = await call_latency(workbench, CONTENDERS["python, call"], 5)
+
+    assert kept["cpu per job"] > 0
+    assert kept["time per job"] > 0
+    connection = await asyncpg.connect(workbench.dsn(PYTHON))
+    assert await connection.fetchval("select count(*) from graphile_worker._private_python_runs") > 0
+    await connection.close()
+    assert 0 < called["p50"] <= called["p99"]
+
+
+async def test_another_checkout_takes_part(workbench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = CONTENDERS["before"]
+    with pytest.raises(NotInstalledError, match="make bench BEFORE="):
+        await throughput(Load(), workbench, before, 5)
+    monkeypatch.setenv(contenders.BEFORE, "/nowhere")
+    with pytest.raises(NotInstalledError, match="BEFORE=/nowhere is not a checkout"):
+        await throughput(Load(), workbench, before, 5)
+    monkeypatch.setenv(contenders.BEFORE, str(contenders.ROOT))
+
+    assert (await throughput(Load(), workbench, before, 5))["rate"] > 0
 
 
 async def test_missing_contender_is_named(workbench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:

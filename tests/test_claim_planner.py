@@ -96,6 +96,17 @@ class TestWhenToClaim:
         planner.record(clock.now, request, ExchangeReply(NOW))
         assert planner.is_due
 
+    def test_job_that_ends_during_a_claim_makes_another_one_due(
+        self, planner: ClaimPlanner, clock: FakeClock
+    ) -> None:
+        request = planner.plan(ONE, has_results=False)
+        planner.make_due()
+        planner.record(clock.now, request, ExchangeReply(NOW))
+        assert planner.is_due
+        assert planner.delay == 0
+        claim(planner, clock, ExchangeReply(NOW), has_results=False)
+        assert not planner.is_due
+
     def test_contended_rows_are_retried_within_milliseconds_then_more_slowly(
         self, planner: ClaimPlanner, clock: FakeClock
     ) -> None:

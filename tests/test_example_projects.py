@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -74,14 +75,21 @@ def project(request: pytest.FixtureRequest) -> Project:
     return PROJECTS[request.param]
 
 
+# Shorter than by default, so that the jobs of a killed worker run again within a second.
+LEASES = {"GRAPHILE_WORKER_HEARTBEAT_INTERVAL": "0.2s", "GRAPHILE_WORKER_FAST_LEASE": "1s"}
+
+
 @asynccontextmanager
-async def run(project: Project, command: str, dsn: str) -> AsyncIterator[Program]:
+async def run(
+    project: Project, command: str, dsn: str, variables: Mapping[str, str] | None = None
+) -> AsyncIterator[Program]:
     """Run a command of the environment of the tests, in the folder of the project."""
     scripts = Path(sys.executable).parent
     environment = {
         "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
         "PYTHONUNBUFFERED": "1",
         "DATABASE_URL": dsn,
+        **(variables or {}),
     }
     async with program(
         scripts / shlex.split(command)[0],
@@ -147,6 +155,39 @@ async def test_request_adds_a_job_that_a_worker_runs_and_a_rolled_back_request_a
             await worker.end()
             assert "Traceback" not in worker.text
             assert worker.text.count("Sent the receipt") == 1
+
+
+@pytest.mark.sample(1)
+async def test_invoice_of_a_killed_worker_is_written_once(project: Project, empty_database: str) -> None:
+    """The worker is killed in the transaction of its job. Nothing of it stays, and another worker runs it."""
+    async with web_server(project, empty_database) as client, connect(empty_database) as db:
+        placed = await client.post("/orders", json=ORDER)
+        assert placed.status_code == 201, placed.text
+        [order, job] = [placed.json()[name] for name in ("order", "job")]
+
+        async def is_writing() -> bool:
+            return bool(
+                await db.fetchval(
+                    "select exists (select from pg_stat_activity "
+                    "where datname = current_database() and wait_event_type = 'Lock')"
+                )
+            )
+
+        async with db.transaction():
+            await db.execute("select from orders where id = $1 for update", order)
+            async with run(project, project.work, empty_database, LEASES) as killed:
+                await until(is_writing, "the worker waits for the order in its transaction")
+                killed.send(signal.SIGKILL)
+                await killed.end()
+        assert await db.fetch("select id, attempts from graphile_worker._private_jobs") == [(job, 1)]
+
+        async with run(project, project.work, empty_database, LEASES) as worker:
+            await worker.until(f"Sent the receipt for order {order}")
+            worker.send(signal.SIGTERM)
+            await worker.end()
+            assert worker.text.count("Sent the receipt") == 1
+        assert await db.fetchval("select invoiced from orders where id = $1", order)
+        assert await count(db) == 0
 
 
 async def test_migrations_of_the_django_example_are_current(empty_database: str) -> None:

@@ -101,6 +101,24 @@ class TestTransaction:
             done = await once({"work": write_and_complete}, database, concurrency=10)
         assert done == RunSummary(succeeded=3)
 
+    async def test_run_once_runs_a_job_that_a_transaction_added_after_the_last_claim(
+        self, db: asyncpg.Connection, database: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(ClaimPlanner, "_jittered_interval", lambda _self: 0.05)
+        await add(db, "work")
+        recorder = EventRecorder()
+
+        async def work(_payload: object, ctx: JobContext) -> None:
+            async with ctx.transaction() as connection:
+                await ctx.add_job("next", connection=connection)
+                await recorder.until("worker:getJob:empty")
+
+        async def next_(_payload: object) -> None: ...
+
+        tasks = {"work": work, "next": next_}
+        done = await once(tasks, database, concurrency=2, events=recorder.events)
+        assert done == RunSummary(succeeded=2)
+
     async def test_exception_in_the_block_rolls_back_and_fails_the_job(
         self, db: asyncpg.Connection, database: str
     ) -> None:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
-from protocol import Completions, Driver, serve
+from protocol import PAUSE, Completions, Driver, serve
 
 from graphile_worker import App, Events, JobSpec, task
 from graphile_worker._db.sql_files import Schema, one_text_statement
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _PREFETCH = 500
 _FEEDING_INTERVAL = 0.001
 _TRANSACTION_SIZE = 100
+_CALL_LIMIT = 20.0
 
 
 @task
@@ -49,35 +50,46 @@ async def fail(id: int, seconds: float) -> None:  # noqa: ARG001
     raise RuntimeError("on purpose")
 
 
+@task
+async def echo(value: int) -> int:
+    """Return the argument."""
+    return value
+
+
 class PythonDriver(Driver):
     """The driver of graphile_worker."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._app = App(events=Events())
-        self._app.include(trivial, sync, sleep, fail)
+        self._app = self._make_app()
         self._running = AsyncExitStack()
 
-        @self._app.task
+    def _make_app(self, **settings: Any) -> App:
+        app = App(events=Events(), **settings)
+        app.include(trivial, sync, sleep, fail, echo)
+
+        @app.task
         async def probe(payload: dict[str, float]) -> None:
             self.probes.note(payload)
 
-        @self._app.task
+        @app.task
         async def wait(sent: float, seconds: float) -> None:
             self.probes.note({"sent": sent})
             await asyncio.sleep(seconds)
 
-        self._app.events.on(JobComplete, lambda _event: self.completions.note())
+        app.events.on(JobComplete, lambda _event: self.completions.note())
+        return app
 
     async def install(self) -> None:
         """Run the migrations."""
         await self._app.utils.migrate()
 
     async def clear(self) -> None:
-        """Remove all jobs and queues."""
+        """Remove all jobs, queues and attempts."""
         connection = await asyncpg.connect()
         await connection.execute(
-            "truncate graphile_worker._private_jobs, graphile_worker._private_job_queues"
+            "truncate graphile_worker._private_jobs, graphile_worker._private_job_queues, "
+            "graphile_worker._private_python_runs"
         )
         await connection.close()
 
@@ -112,14 +124,22 @@ class PythonDriver(Driver):
         add = _add_by_hand if by_hand else _add_through_library
         await asyncio.to_thread(_enqueue_in_sessions, add, count)
 
-    async def start(self, concurrency: int, *, tuned: bool = False, prefetch: int | None = None) -> None:
-        """Start a worker: with the defaults unless it is tuned, or with this prefetch."""
+    async def start(
+        self,
+        concurrency: int,
+        *,
+        tuned: bool = False,
+        prefetch: int | None = None,
+        history: str | None = None,
+    ) -> None:
+        """Start a worker: with the defaults unless it is tuned, or with this prefetch or history."""
         self.completions = Completions()
         options: dict[str, Any] = {"prefetch": _PREFETCH} if tuned else {}
         if prefetch is not None:
             options["prefetch"] = prefetch
+        app = self._app if history is None else self._make_app(history=history)
         await self._running.enter_async_context(
-            self._app.running(concurrency=concurrency, migrate=False, **options)
+            app.running(concurrency=concurrency, migrate=False, **options)
         )
 
     async def stop(self) -> None:
@@ -130,6 +150,16 @@ class PythonDriver(Driver):
         """Add a probe."""
         run_at = None if delay is None else datetime.now(UTC) + timedelta(seconds=delay)
         await self._app.utils.add_job("probe", payload, run_at=run_at)
+
+    async def call(self, samples: int) -> list[float]:
+        """Return the seconds that each of some calls takes. Each begins shortly after the last one ended."""
+        durations = []
+        for number in range(samples):
+            await asyncio.sleep(PAUSE)
+            started = time.monotonic()
+            await echo.using(wait=_CALL_LIMIT).call(number)
+            durations.append(time.monotonic() - started)
+        return durations
 
     async def feed_waits(self, rate: float, count: int, seconds: float) -> None:
         """Add jobs that take this long, at an even rate per second."""

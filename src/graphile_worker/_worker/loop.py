@@ -550,8 +550,11 @@ class Worker(Service):
     def _on_job_end(self, duration: float | None) -> None:
         if duration is not None:
             self._planner.record_job(duration)
-        if not self._results:  # the job is recorded already, but its slot needs another one
+        if not self._results:
+            # The job is recorded already. But its slot needs another one, and its transaction may have added
+            # jobs that no claim has seen yet.
             self._planner.make_due()
+            self._found_nothing = False
         self.wake()
 
     async def _reconnect(self) -> None:

@@ -82,6 +82,7 @@ class ClaimPlanner:
         self._next = clock()
         self._notified = False
         self._notified_jobs: int | None = 0
+        self._is_made_due = False
         self._expected: int | None = 0
         self._contended = 0
         self._mark: Position | None = None
@@ -100,12 +101,12 @@ class ClaimPlanner:
     @property
     def is_due(self) -> bool:
         """Whether there is a reason to claim besides results to record."""
-        return self._notified or self._clock() >= self._next
+        return self._notified or self._is_made_due or self._clock() >= self._next
 
     @property
     def delay(self) -> float:
         """Seconds until the next claim is due."""
-        return 0.0 if self._notified else max(0.0, self._next - self._clock())
+        return 0.0 if self.is_due else self._next - self._clock()
 
     @property
     def is_slow(self) -> bool:
@@ -120,12 +121,12 @@ class ClaimPlanner:
 
     def postpone(self) -> None:
         """Make the next claim due after the poll interval."""
-        self._notified, self._notified_jobs = False, None
+        self._notified, self._notified_jobs, self._is_made_due = False, None, False
         self._next = self._clock() + self._jittered_interval()
 
     def make_due(self) -> None:
-        """Make a claim due now."""
-        self._next = min(self._next, self._clock())
+        """Make a claim due now. One that is in flight does not count, because it may have begun too early."""
+        self._is_made_due, self.is_blocked = True, False
 
     def stop(self) -> None:
         """Plan no further claims."""
@@ -198,7 +199,8 @@ class ClaimPlanner:
         for_slots = capacity.free_slots - capacity.startable - incoming
         run_length = self._prefetch.run_length if ahead and wanted > for_slots else 1
         notified = self._notified_jobs or 0
-        as_notified = not has_results and 0 < notified <= wanted and self._clock() < self._next
+        is_due = self._is_made_due or self._clock() >= self._next
+        as_notified = not has_results and 0 < notified <= wanted and not is_due
         if as_notified:
             wanted = notified  # a larger claim takes longer, and the jobs in it wait for that
         tasks, partial = None, False
@@ -287,7 +289,7 @@ class ClaimPlanner:
         ended, except one every 0.1 s, which finds jobs that were added before that position.
         """
         self._expected = self._notified_jobs
-        self._notified, self._notified_jobs = False, 0
+        self._notified, self._notified_jobs, self._is_made_due = False, 0, False
         return self._mark if self._clock() - self._last_full_claim < _FULL_CLAIM_INTERVAL else None
 
     def _next_queue(self, *, has_results: bool) -> int | None:
