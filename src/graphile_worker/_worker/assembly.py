@@ -51,6 +51,7 @@ from graphile_worker.middleware.attached import AttachedWorker
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
+    from contextlib import AbstractContextManager
 
     from graphile_worker._worker.execution.handlers import Handler, Tasks
     from graphile_worker._worker.options import WorkerOptions
@@ -129,7 +130,14 @@ class Parts:
 
     def _attach_middleware(self) -> AttachedWorker:
         pages: dict[str, Callable[[], tuple[str, bytes]]] = {}
-        attached = AttachedWorker(self.pool, self._options.events, self.health.read, self._clock.now, pages)
+        attached = AttachedWorker(
+            self.pool,
+            self._options.events,
+            self.health.read,
+            self._clock.now,
+            pages,
+            lambda: self.session.pool.server,
+        )
         try:
             for middleware in self._options.middleware:
                 middleware.attach(attached)
@@ -140,6 +148,10 @@ class Parts:
         for path, page in pages.items():
             self.health.serve(path, page)
         return attached
+
+    def own_work(self) -> AbstractContextManager[object]:
+        """Return the context in which the worker does its own work: what middleware wants around it."""
+        return self._attached.own_work()
 
     def _all_services(self) -> list[Service]:
         services = (
@@ -321,6 +333,10 @@ class Parts:
 
     async def connect(self) -> None:
         """Connect the parts to the database. Everything that may fail at the start happens here."""
+        with self._attached.own_work():
+            await self._connect()
+
+    async def _connect(self) -> None:
         self._background_thread.start()
         await self.health.start()
         await self._fencing.start()
@@ -337,6 +353,10 @@ class Parts:
 
     def start(self) -> None:
         """Start the services."""
+        with self._attached.own_work():
+            self._start_services()
+
+    def _start_services(self) -> None:
         self.health.phase = "running"
         self.worker.start()
         self._cancellations.start()
@@ -374,6 +394,10 @@ class Parts:
 
     async def close(self) -> None:
         """Close all parts, whether or not they were started."""
+        with self._attached.own_work():
+            await self._close()
+
+    async def _close(self) -> None:
         if self._scheduler is not None:
             await self._scheduler.stop()
         await self.notifier.stop()
