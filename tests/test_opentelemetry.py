@@ -310,7 +310,7 @@ class TestRunning:
             "return": ("completed", False, None),
             "raise": ("retried", True, "ValueError"),
             "retry": ("retried", True, "LookupError"),
-            "fail": ("failed", True, "graphile_worker.outcome.Fail"),
+            "fail": ("failed", True, "Fail"),
             "snooze": ("snoozed", False, None),
             "cancel": ("cancelled", False, None),
             "last": ("failed", True, "ValueError"),

@@ -125,8 +125,9 @@ class Parts:
             logger=self.logger,
         )
         # Last, because the emitter may be the caller's: if an error occurs above, no listener stays in it.
-        self._job_log = JobLog(options.events, self.logger)
+        # Integrations report an error before it is logged, because they may report logged errors too.
         self._attached = self._attach_middleware()
+        self._job_log = JobLog(options.events, self.logger)
 
     def _attach_middleware(self) -> AttachedWorker:
         pages: dict[str, Callable[[], tuple[str, bytes]]] = {}
@@ -137,12 +138,12 @@ class Parts:
             self._clock.now,
             pages,
             lambda: self.session.pool.server,
+            self._options.cron_items or (),
         )
         try:
             for middleware in self._options.middleware:
                 middleware.attach(attached)
         except BaseException:
-            self._job_log.close()
             attached.detach()
             raise
         for path, page in pages.items():

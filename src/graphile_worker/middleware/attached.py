@@ -6,10 +6,11 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
     from datetime import datetime
 
+    from graphile_worker.cron import CronItem
     from graphile_worker.events import Event, WorkerPool
     from graphile_worker.events.emitter import Events
     from graphile_worker.workers import Health
@@ -29,6 +30,7 @@ class AttachedWorker:
         now: Returns the current time, as the queue sees it.
         pages: The pages of the worker's health port, by path.
         server: Returns the host and the port of the database, as far as they are known.
+        cron_items: The recurring tasks that the worker schedules.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class AttachedWorker:
         now: Callable[[], datetime],
         pages: dict[str, MetricsPage],
         server: Callable[[], tuple[str | None, int | None]] = lambda: (None, None),
+        cron_items: Sequence[CronItem] = (),
     ) -> None:
         self.worker_pool = worker_pool
         self._events = events
@@ -46,6 +49,8 @@ class AttachedWorker:
         self._listeners: list[tuple[type[Event] | str, Callable[[Any], object]]] = []
         self._on_end: list[Callable[[], object]] = []
         self._around_own_work: list[Callable[[], AbstractContextManager[object]]] = []
+        self.cron_items = tuple(cron_items)
+        """The recurring tasks that the worker schedules."""
         self.server = server
         """Returns the host and the port of the database; each None if it is not known (yet)."""
         self.health = health

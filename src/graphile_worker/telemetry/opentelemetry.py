@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from graphile_worker import __version__, events as event
 from graphile_worker._base import context_carrier
@@ -15,7 +15,8 @@ from graphile_worker.errors import ConfigurationError, MissingExtraError
 from graphile_worker.middleware import Middleware
 from graphile_worker.outcome import describe_error
 from graphile_worker.telemetry import conventions as names
-from graphile_worker.telemetry.outcomes import error_type, outcome_of, reported_error
+from graphile_worker.telemetry.outcomes import reported_error, reported_type
+from graphile_worker.telemetry.run_ends import RunEnds
 from graphile_worker.telemetry.worker_totals import TaskLabels
 
 try:
@@ -41,18 +42,9 @@ if TYPE_CHECKING:
     from graphile_worker.job import Job, JobSpec
     from graphile_worker.middleware import Adding, AttachedWorker, Running
 
-    RunKey: TypeAlias = tuple[str, int]
     Attributes: TypeAlias = dict[str, str | int | float]
 
 _MAX_DESCRIPTION = 500
-
-
-class _EndedRun(NamedTuple):
-    """A run whose outcome is not known yet, because a retry policy has still to decide."""
-
-    span: Span
-    job: Job
-    error: BaseException | None
 
 
 class OpenTelemetry(Middleware):
@@ -121,8 +113,7 @@ class OpenTelemetry(Middleware):
                 "graphile_worker", __version__, meter_provider, schema_url=names.SCHEMA_URL
             )
             self._meters = Meters(meter, self._labels)
-        self._workers: set[str] = set()
-        self._ended: dict[RunKey, _EndedRun] = {}
+        self._ends = RunEnds()
         self._server: Attributes = _server_attributes(server_address, server_port)
         self._knows_server = server_address is not None
 
@@ -134,13 +125,7 @@ class OpenTelemetry(Middleware):
             self._meters.attach(worker)
         if not self._traces:
             return
-        self._workers.add(worker.worker_pool.id)
-        worker.on(event.JobSuccess, lambda done: self._finish(done, "completed"))
-        worker.on(event.JobFailure, self._finish_failed)
-        worker.on(event.JobSnoozed, lambda done: self._finish(done, "snoozed"))
-        worker.on(event.JobCancelled, lambda done: self._finish(done, "cancelled"))
-        worker.on(event.JobInterrupted, lambda done: self._finish(done, "interrupted"))
-        worker.on_end(partial(self._leave, worker.worker_pool.id))
+        self._ends.attach(worker)
         worker.on(event.PoolExchange, lambda _: None if self._knows_server else self._read_server(worker))
 
     def _read_server(self, worker: AttachedWorker) -> None:
@@ -217,14 +202,7 @@ class OpenTelemetry(Middleware):
             raise
         finally:
             context.detach(token)
-            run = _EndedRun(span, ctx.job, error)
-            if ctx.worker_id in self._workers:
-                key = (ctx.worker_id, ctx.job.id)
-                if (earlier := self._ended.pop(key, None)) is not None:  # middleware ran the job again
-                    _end(earlier, outcome_of(earlier.error, earlier.job), earlier.error)
-                self._ended[key] = run
-            else:
-                _end(run, outcome_of(error, ctx.job), error)
+            self._ends.add(ctx, error, partial(_end, span))
 
     def _start(self, ctx: JobContext[Any]) -> Span:
         job, parent = ctx.job, Context()
@@ -246,20 +224,6 @@ class OpenTelemetry(Middleware):
             attributes,
             [Link(sender) for sender in senders],
         )
-
-    def _finish_failed(self, failed: event.JobFailure) -> None:
-        self._finish(failed, "failed" if failed.retry_in is None else "retried", failed.error)
-
-    def _finish(self, about: event.JobEvent, outcome: str, error: BaseException | None = None) -> None:
-        run = self._ended.pop((about.worker.worker_id, about.job.id), None)
-        if run is not None:
-            _end(run, outcome, error)
-
-    def _leave(self, worker_id: str) -> None:
-        self._workers.discard(worker_id)
-        for key in [key for key in self._ended if key[0] == worker_id]:
-            run = self._ended.pop(key)
-            _end(run, outcome_of(run.error, run.job), run.error)
 
     def _attributes(self, operation: str, task: str | None) -> Attributes:
         attributes: Attributes = {
@@ -288,12 +252,12 @@ def _server_attributes(address: str | None, port: int | None) -> Attributes:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _end(run: _EndedRun, outcome: str, error: BaseException | None) -> None:
+def _end(span: Span, outcome: str, error: BaseException | None) -> None:
     """End the span. A job that was snoozed, cancelled or interrupted has not failed."""
-    run.span.set_attribute(names.OUTCOME, outcome)
-    if error is not None and outcome in {"retried", "failed"}:
-        _record_error(run.span, error)
-    run.span.end()
+    span.set_attribute(names.OUTCOME, outcome)
+    if error is not None:
+        _record_error(span, error)
+    span.end()
 
 
 def _record_error(span: Span, error: BaseException) -> None:
@@ -301,5 +265,5 @@ def _record_error(span: Span, error: BaseException) -> None:
         return
     cause = reported_error(error)
     span.record_exception(cause)
-    span.set_attribute(names.ERROR_TYPE, error_type(error))
+    span.set_attribute(names.ERROR_TYPE, reported_type(error))
     span.set_status(Status(StatusCode.ERROR, describe_error(error)[:_MAX_DESCRIPTION]))

@@ -13,7 +13,7 @@ from opentelemetry.metrics import Observation
 from graphile_worker import events as event
 from graphile_worker.telemetry import conventions as names
 from graphile_worker.telemetry.metric_table import WORKER_METRICS
-from graphile_worker.telemetry.outcomes import error_type
+from graphile_worker.telemetry.outcomes import reported_type
 from graphile_worker.telemetry.worker_totals import Histogram, ProgramTotals
 
 if TYPE_CHECKING:
@@ -108,7 +108,9 @@ class Meters:
         if isinstance(run, event.JobCancelled) and not duration:
             return  # it had not started
         label = self._labels.label(job.task_identifier)
-        attributes = self._attributes_of(names.PROCESS, label, None if error is None else error_type(error))
+        attributes = self._attributes_of(
+            names.PROCESS, label, None if error is None else reported_type(error)
+        )
         self._process_duration.record(duration, attributes)
         self._consumed.add(1, attributes)
         task = {"task": label}
@@ -139,7 +141,7 @@ class Meters:
             duration: The time that it took, in seconds.
             error: Why they could not be added.
         """
-        kind = None if error is None else error_type(error)
+        kind = None if error is None else reported_type(error)
         label = None if task is None else self._labels.label(task)
         self._operation_duration.record(duration, self._attributes_of(names.SEND, label, kind))
         for identifier, count in Counter(spec.identifier for spec in specs).items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from graphile_worker._base.tracebacks import error_type
 from graphile_worker.outcome import Cancel, ControlFlow, Fail, Snooze, unwrap_control_flow
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ def reported_error(error: BaseException) -> BaseException:
     return choice.__cause__ or choice if isinstance(choice, ControlFlow) else error
 
 
-def error_type(error: BaseException) -> str:
-    """Return the name of the error's class, with its module unless it is built in."""
-    kind = type(reported_error(error))
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+def reported_type(error: BaseException) -> str:
+    """Return the name of the class of the error to report."""
+    return error_type(reported_error(error))
