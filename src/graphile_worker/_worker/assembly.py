@@ -39,6 +39,7 @@ from graphile_worker._worker.maintenance.cron_scheduler import Scheduler
 from graphile_worker._worker.maintenance.history_partitions import HistoryPartitions
 from graphile_worker._worker.maintenance.notifier import Notifier
 from graphile_worker._worker.maintenance.progress_service import ProgressService
+from graphile_worker._worker.maintenance.queue_watch import QueueWatch
 from graphile_worker._worker.maintenance.stale_locks import StaleLocks
 from graphile_worker._worker.maintenance.statistics_service import StatisticsService
 from graphile_worker._worker.maintenance.sweep_service import SweepService
@@ -47,6 +48,7 @@ from graphile_worker.client import WorkerUtils, find_schema
 from graphile_worker.context import WorkerEnvironment
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.events import WorkerPool
+from graphile_worker.middleware import BlockedLoop
 from graphile_worker.middleware.attached import AttachedWorker
 
 if TYPE_CHECKING:
@@ -108,6 +110,7 @@ class Parts:
         self._stale_locks = self._make_stale_locks(check_revisions)
         self._history = self._make_history()
         self._statistics = self._make_statistics()
+        self._queue_watch = self._make_queue_watch()
         self._progress = self.environment.progress = self._make_progress()
         self._services = self._all_services()
         self.health = HealthCheck(
@@ -123,6 +126,8 @@ class Parts:
             background_thread=self._background_thread,
             address=options.health,
             logger=self.logger,
+            # It warns earlier, and names the job.
+            logs_blocked_loop=not any(isinstance(one, BlockedLoop) for one in options.middleware),
         )
         # Last, because the emitter may be the caller's: if an error occurs above, no listener stays in it.
         # Integrations report an error before it is logged, because they may report logged errors too.
@@ -162,6 +167,7 @@ class Parts:
             self._stale_locks,
             self._history,
             self._statistics,
+            self._queue_watch,
             self._progress,
             self.notifier,
             self._sweep_service,
@@ -281,6 +287,13 @@ class Parts:
             worker_id=self.pool.id, tally=self._tally, session=self.session, logger=self.logger
         )
 
+    def _make_queue_watch(self) -> QueueWatch | None:
+        if self._statistics is None or self._options.once:
+            return None
+        return QueueWatch(
+            pool=self.pool, session=self.session, now=self._clock.database_now, logger=self.logger
+        )
+
     def _make_progress(self) -> ProgressService:
         return ProgressService(
             worker_id=self.pool.id, session=self.session, claimed=self._claimed_jobs.all, logger=self.logger
@@ -364,6 +377,8 @@ class Parts:
         self._progress.start()
         if self._statistics is not None:
             self._statistics.start()
+        if self._queue_watch is not None:
+            self._queue_watch.start()
         if self._sweep_service is not None:
             self._background_thread.call(self._sweep_service.start)
         if not self._options.once:
@@ -405,6 +420,8 @@ class Parts:
         await self._stale_locks.stop()
         await self._history.stop()
         await self._cancellations.stop()
+        if self._queue_watch is not None:
+            await self._queue_watch.stop()
         if self._sweep_service is not None and self.health.phase != "starting":
             with suppress(BackgroundThreadEndedError):  # the event loop is being closed
                 await self._background_thread.run(self._sweep_service.stop())
