@@ -275,6 +275,7 @@ class TestLongWaits:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setattr("graphile_worker._db.connection.pool_usage.LONG_WAIT", 0.1)
+        caplog.set_level("INFO", "graphile_worker")
         hog = Hog()
         async with running(
             {"hog": hog}, database, concurrency=4, max_pool_size=1, heartbeat_interval=0.1
@@ -310,6 +311,10 @@ class TestLongWaits:
                 return runner.health().reason is None and worker.reason is None
 
             await until(over, "the long wait is over")
+            ends = [
+                record for record in caplog.records if "waits long for a connection any" in record.message
+            ]
+            assert len(ends) == 1
 
     async def test_ready_endpoint_reports_a_long_wait(
         self, database: str, monkeypatch: pytest.MonkeyPatch

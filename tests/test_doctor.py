@@ -646,6 +646,26 @@ class TestTasks:
         assert "2 jobs have been due for up to 3 h, and no Python worker is running: mail" in found.message
 
 
+@pytest.mark.parametrize(("counts", "level"), [((120, 130, 150), Level.WARNING), ((150, 130, 140), Level.OK)])
+async def test_jobs_that_do_not_become_fewer_are_a_warning(
+    db: asyncpg.Connection, database: str, counts: tuple[int, ...], level: Level
+) -> None:
+    for minutes, count in zip((2, 1, 0), counts, strict=True):
+        for task in ("", "slow"):
+            await db.execute(
+                """insert into graphile_worker._private_python_depths values
+                (60, date_trunc('minute', now()) - $1 * interval '1 minute',
+                 $2, 4, 4 * $3::int, 0, 0, 0, false)""",
+                minutes,
+                task,
+                count,
+            )
+    found = await finding("backlog", database)
+    assert found.level is level
+    if level is Level.WARNING:
+        assert "'slow' do not become fewer: 150 jobs are due, 30 more than 2 minutes ago" in found.message
+
+
 async def test_failing_check_does_not_stop_the_others(db: asyncpg.Connection, database: str) -> None:
     await db.execute("alter table graphile_worker._private_tasks rename to gone")
     found = await run_checks(database)

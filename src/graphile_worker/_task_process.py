@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from graphile_worker._base import context_carrier
 from graphile_worker._base.payload import decode_payload, encode_payload
 from graphile_worker._tasks.loader import load_tasks
 from graphile_worker._tasks.task_reference import ImportState, import_reference
@@ -159,7 +160,8 @@ class TaskProcess:
                 self._load(request.task)
                 value = None
             else:
-                value = self._run(request, deadline)
+                with context_carrier.restored(request.context or {}):
+                    value = self._run(request, deadline)
             self._forks.end_child()
             return Done(_reply_to(request), _as_json(value))
         except BaseException as error:  # noqa: BLE001 - sys.exit() too fails only the job

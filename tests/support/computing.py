@@ -50,6 +50,11 @@ def report_process(path: str, ctx: JobContext) -> None:
 
 
 @task(executor="process")
+def add_in_process(ctx: JobContext) -> None:
+    ctx.add_job_sync("added")
+
+
+@task(executor="process")
 def wait(path: str, gate: str) -> None:
     """Write the process id, then wait until the test writes to the gate."""
     write_pid(path)

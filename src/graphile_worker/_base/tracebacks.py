@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _MAX_FRAMES = 50
+_MAX_STACK = 5
 _MAX_LENGTH = 8_000
 _HEAD = 1_000
 _OWN_MODULES = ("builtins", "graphile_worker.")
@@ -59,6 +60,13 @@ def format_traceback(error: BaseException) -> str | None:
         return _shortened("".join(formatted.format())) if kept else None
     except Exception:  # noqa: BLE001 - the exception's own methods may raise anything
         return None
+
+
+def format_stack(frame: FrameType | None) -> str:
+    """Return the innermost frames as in a traceback, without those of this library."""
+    frames = [] if frame is None else traceback.extract_stack(frame)
+    user_frames = [entry for entry in frames if not entry.filename.startswith(_PACKAGE)]
+    return "".join(traceback.format_list((user_frames or frames)[-_MAX_STACK:])).rstrip()
 
 
 def _trim_causes(formatted: traceback.TracebackException) -> bool:

@@ -39,6 +39,7 @@ from graphile_worker._worker.maintenance.cron_scheduler import Scheduler
 from graphile_worker._worker.maintenance.history_partitions import HistoryPartitions
 from graphile_worker._worker.maintenance.notifier import Notifier
 from graphile_worker._worker.maintenance.progress_service import ProgressService
+from graphile_worker._worker.maintenance.queue_watch import QueueWatch
 from graphile_worker._worker.maintenance.stale_locks import StaleLocks
 from graphile_worker._worker.maintenance.statistics_service import StatisticsService
 from graphile_worker._worker.maintenance.sweep_service import SweepService
@@ -47,10 +48,12 @@ from graphile_worker.client import WorkerUtils, find_schema
 from graphile_worker.context import WorkerEnvironment
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.events import WorkerPool
+from graphile_worker.middleware import BlockedLoop
 from graphile_worker.middleware.attached import AttachedWorker
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
+    from contextlib import AbstractContextManager
 
     from graphile_worker._worker.execution.handlers import Handler, Tasks
     from graphile_worker._worker.options import WorkerOptions
@@ -107,6 +110,7 @@ class Parts:
         self._stale_locks = self._make_stale_locks(check_revisions)
         self._history = self._make_history()
         self._statistics = self._make_statistics()
+        self._queue_watch = self._make_queue_watch()
         self._progress = self.environment.progress = self._make_progress()
         self._services = self._all_services()
         self.health = HealthCheck(
@@ -122,24 +126,38 @@ class Parts:
             background_thread=self._background_thread,
             address=options.health,
             logger=self.logger,
+            # It warns earlier, and names the job.
+            logs_blocked_loop=not any(isinstance(one, BlockedLoop) for one in options.middleware),
         )
         # Last, because the emitter may be the caller's: if an error occurs above, no listener stays in it.
-        self._job_log = JobLog(options.events, self.logger)
+        # Integrations report an error before it is logged, because they may report logged errors too.
         self._attached = self._attach_middleware()
+        self._job_log = JobLog(options.events, self.logger)
 
     def _attach_middleware(self) -> AttachedWorker:
         pages: dict[str, Callable[[], tuple[str, bytes]]] = {}
-        attached = AttachedWorker(self.pool, self._options.events, self.health.read, self._clock.now, pages)
+        attached = AttachedWorker(
+            self.pool,
+            self._options.events,
+            self.health.read,
+            self._clock.now,
+            pages,
+            lambda: self.session.pool.server,
+            self._options.cron_items or (),
+        )
         try:
             for middleware in self._options.middleware:
                 middleware.attach(attached)
         except BaseException:
-            self._job_log.close()
             attached.detach()
             raise
         for path, page in pages.items():
             self.health.serve(path, page)
         return attached
+
+    def own_work(self) -> AbstractContextManager[object]:
+        """Return the context in which the worker does its own work: what middleware wants around it."""
+        return self._attached.own_work()
 
     def _all_services(self) -> list[Service]:
         services = (
@@ -149,6 +167,7 @@ class Parts:
             self._stale_locks,
             self._history,
             self._statistics,
+            self._queue_watch,
             self._progress,
             self.notifier,
             self._sweep_service,
@@ -268,6 +287,13 @@ class Parts:
             worker_id=self.pool.id, tally=self._tally, session=self.session, logger=self.logger
         )
 
+    def _make_queue_watch(self) -> QueueWatch | None:
+        if self._statistics is None or self._options.once:
+            return None
+        return QueueWatch(
+            pool=self.pool, session=self.session, now=self._clock.database_now, logger=self.logger
+        )
+
     def _make_progress(self) -> ProgressService:
         return ProgressService(
             worker_id=self.pool.id, session=self.session, claimed=self._claimed_jobs.all, logger=self.logger
@@ -321,6 +347,10 @@ class Parts:
 
     async def connect(self) -> None:
         """Connect the parts to the database. Everything that may fail at the start happens here."""
+        with self._attached.own_work():
+            await self._connect()
+
+    async def _connect(self) -> None:
         self._background_thread.start()
         await self.health.start()
         await self._fencing.start()
@@ -337,12 +367,18 @@ class Parts:
 
     def start(self) -> None:
         """Start the services."""
+        with self._attached.own_work():
+            self._start_services()
+
+    def _start_services(self) -> None:
         self.health.phase = "running"
         self.worker.start()
         self._cancellations.start()
         self._progress.start()
         if self._statistics is not None:
             self._statistics.start()
+        if self._queue_watch is not None:
+            self._queue_watch.start()
         if self._sweep_service is not None:
             self._background_thread.call(self._sweep_service.start)
         if not self._options.once:
@@ -374,12 +410,18 @@ class Parts:
 
     async def close(self) -> None:
         """Close all parts, whether or not they were started."""
+        with self._attached.own_work():
+            await self._close()
+
+    async def _close(self) -> None:
         if self._scheduler is not None:
             await self._scheduler.stop()
         await self.notifier.stop()
         await self._stale_locks.stop()
         await self._history.stop()
         await self._cancellations.stop()
+        if self._queue_watch is not None:
+            await self._queue_watch.stop()
         if self._sweep_service is not None and self.health.phase != "starting":
             with suppress(BackgroundThreadEndedError):  # the event loop is being closed
                 await self._background_thread.run(self._sweep_service.stop())

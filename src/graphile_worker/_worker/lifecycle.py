@@ -98,7 +98,8 @@ class Runner:
         self.events.emit(event.PoolCreate(worker_pool=self._pool))
         self._worker.announce()
         if self._options.migrate:
-            await self.utils.migrate()
+            with self._parts.own_work():
+                await self.utils.migrate()
         await self._open_lifespan()
         await self._parts.connect()
         self._watch_task = asyncio.create_task(self._watch(), name="graphile-worker runner")

@@ -58,6 +58,7 @@ CHECKS = (
     Check("queues", work.check_queues, needs_schema=True, needs_rows=True),
     Check("locks", work.check_locks, needs_schema=True, needs_rows=True),
     Check("tasks", work.check_tasks, needs_schema=True, needs_rows=True),
+    Check("backlog", work.check_backlog, needs_schema=True),
 )
 
 

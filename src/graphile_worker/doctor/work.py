@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import shlex
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from graphile_worker._base.durations import format_duration
 from graphile_worker._base.text import join_truncated, pluralize
-from graphile_worker._db.queries import diagnostics, jobs, workers
+from graphile_worker._db.queries import diagnostics, jobs, statistics, workers
 from graphile_worker.doctor.finding import Finding, Level
 from graphile_worker.workers import MAX_TASK_NAMES_BYTES
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from graphile_worker.doctor.subject import Subject
     from graphile_worker.workers import WorkerInfo
 
+_MIN_BACKLOG = 100
+"""The number of due jobs of a task from which they pile up, if they do not become fewer."""
+_BACKLOG_MINUTES = 3
 _FOUR_HOURS = 4 * 3600.0
 _LONGEST_IDENTIFIER = 128
 _ADVICE = {
@@ -203,6 +207,35 @@ async def check_tasks(subject: Subject) -> list[Finding]:
         _unserved(name, *due, live, is_late=name in late)
         for name, due in sorted(unserved.items(), key=lambda item: (item[0] not in late, item[0]))
     ]
+
+
+async def check_backlog(subject: Subject) -> list[Finding]:
+    """Check for tasks whose due jobs have not become fewer for minutes, as the workers' statistics say."""
+    now = await subject.read(lambda connection: jobs.read_now(connection, subject.schema))
+    since = now - timedelta(minutes=_BACKLOG_MINUTES + 2)
+    rows = await subject.read(
+        lambda connection: statistics.read_depths(connection, subject.schema, since, 60, None)
+    )
+    samples = {row["at"]: row["samples"] for row in rows if not row["task"]}
+    depths: dict[str, list[int]] = {}
+    for at in sorted(samples)[-_BACKLOG_MINUTES:]:
+        ready = {row["task"]: row["ready"] // samples[at] for row in rows if row["at"] == at and row["task"]}
+        for task in {*depths, *ready}:
+            depths.setdefault(task, []).append(ready.get(task, 0))
+    findings = [
+        Finding(
+            check="backlog",
+            level=Level.WARNING,
+            message=f"The jobs of the task {task!r} do not become fewer: "
+            f"{pluralize(counts[-1], 'job is', 'jobs are')} due, {counts[-1] - counts[0]:,} more than {_BACKLOG_MINUTES - 1} minutes ago",
+            advice="Add workers, raise their concurrency, or look for slow jobs: graphile-worker top",
+            details={"task": task, "ready": counts},
+        )
+        for task, counts in sorted(depths.items())
+        if len(counts) == _BACKLOG_MINUTES and min(counts) == counts[0] >= _MIN_BACKLOG
+    ]
+    message = "No jobs pile up" if samples else "No worker has counted the jobs in the last minutes"
+    return findings or [Finding(check="backlog", level=Level.OK, message=message)]
 
 
 def _unserved(name: str, ready: int, seconds: float, live: list[WorkerInfo], *, is_late: bool) -> Finding:

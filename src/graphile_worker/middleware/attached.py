@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
     from datetime import datetime
 
+    from graphile_worker.cron import CronItem
     from graphile_worker.events import Event, WorkerPool
     from graphile_worker.events.emitter import Events
     from graphile_worker.workers import Health
@@ -26,6 +29,8 @@ class AttachedWorker:
         health: Returns the worker's health.
         now: Returns the current time, as the queue sees it.
         pages: The pages of the worker's health port, by path.
+        server: Returns the host and the port of the database, as far as they are known.
+        cron_items: The recurring tasks that the worker schedules.
     """
 
     def __init__(
@@ -35,12 +40,19 @@ class AttachedWorker:
         health: Callable[[], Health],
         now: Callable[[], datetime],
         pages: dict[str, MetricsPage],
+        server: Callable[[], tuple[str | None, int | None]] = lambda: (None, None),
+        cron_items: Sequence[CronItem] = (),
     ) -> None:
         self.worker_pool = worker_pool
         self._events = events
         self._pages = pages
         self._listeners: list[tuple[type[Event] | str, Callable[[Any], object]]] = []
         self._on_end: list[Callable[[], object]] = []
+        self._around_own_work: list[Callable[[], AbstractContextManager[object]]] = []
+        self.cron_items = tuple(cron_items)
+        """The recurring tasks that the worker schedules."""
+        self.server = server
+        """Returns the host and the port of the database; each None if it is not known (yet)."""
         self.health = health
         """Returns the worker's health. May be called from any thread."""
         self.now = now
@@ -54,6 +66,21 @@ class AttachedWorker:
     def on_end(self, function: Callable[[], object]) -> None:
         """Call a function when the worker has ended."""
         self._on_end.append(function)
+
+    def around_own_work(self, block: Callable[[], AbstractContextManager[object]]) -> None:
+        """Enter a context manager around what the worker does itself: connecting, claiming, listening.
+
+        Context variables that it sets are not seen by jobs.
+        """
+        self._around_own_work.append(block)
+
+    @contextmanager
+    def own_work(self) -> Iterator[None]:
+        """Enter the context managers of `around_own_work`. The worker calls this method."""
+        with ExitStack() as stack:
+            for block in self._around_own_work:
+                stack.enter_context(block())
+            yield
 
     def serve(self, path: str, page: MetricsPage) -> None:
         """Serve a page on the worker's health port, if it has one.

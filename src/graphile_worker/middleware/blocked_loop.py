@@ -10,7 +10,6 @@ import asyncio
 import os
 import sys
 import threading
-import traceback
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphile_worker._base.durations import format_seconds, seconds
 from graphile_worker._base.logs import library_logger as logger
+from graphile_worker._base.tracebacks import format_stack
 from graphile_worker.middleware.base import Middleware
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class _WatchedLoop:
                 if step.samples == _SAMPLES:
                     step.job = None if task is None else self.jobs.get(task) or _job_of(task, frame)
                     step.warn(
-                        "is blocking the event loop, and all other jobs with it, at:\n", _format_stack(frame)
+                        "is blocking the event loop, and all other jobs with it, at:\n", format_stack(frame)
                     )
 
     def _on_callback(self) -> None:
@@ -177,10 +177,3 @@ def _context_at(frame: FrameType | None) -> Context | None:
             return found
         frame = frame.f_back
     return None
-
-
-def _format_stack(frame: FrameType | None) -> str:
-    """Return the innermost frames as in a traceback, without those of this library."""
-    frames = [] if frame is None else traceback.extract_stack(frame)
-    user_frames = [entry for entry in frames if not entry.filename.startswith(_PACKAGE)]
-    return "".join(traceback.format_list((user_frames or frames)[-_MAX_FRAMES:])).rstrip()

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-from functools import partial
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from graphile_worker.errors import ConfigurationError, MissingExtraError
 from graphile_worker.middleware import Middleware
 from graphile_worker.telemetry.metric_table import MAX_TASKS, WORKER_METRICS
-from graphile_worker.telemetry.worker_totals import Histogram, TaskLabels, WorkerTotals, merge_samples
+from graphile_worker.telemetry.worker_totals import Histogram, ProgramTotals, TaskLabels
 
 try:
     from prometheus_client import CollectorRegistry, generate_latest
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
     from graphile_worker.job import Job, JobSpec
     from graphile_worker.middleware import Adding, AttachedWorker
     from graphile_worker.telemetry.metric_table import Metric
-    from graphile_worker.telemetry.worker_totals import Sample
 
 
 class PrometheusMetrics(Middleware):
@@ -65,35 +61,19 @@ class PrometheusMetrics(Middleware):
     """
 
     def __init__(self, *, registry: CollectorRegistry | None = None, max_tasks: int = MAX_TASKS) -> None:
-        self._labels = TaskLabels(max_tasks)
-        self._lock = threading.Lock()
-        self._added: Counter[str] = Counter()
-        self._workers: list[WorkerTotals] = []
-        self._ended: dict[str, dict[tuple[str, ...], float | Histogram]] = {}
-        """The totals of workers that have ended."""
+        self._totals = ProgramTotals(TaskLabels(max_tasks))
         self.registry = make_registry(registry, self)
         """The registry that has the metrics."""
 
     def attach(self, worker: AttachedWorker) -> None:
         """Count what the worker does, and serve the metrics on its health port."""
-        totals = WorkerTotals(worker, self._labels)
-        with self._lock:
-            self._workers.append(totals)
-        worker.on_end(partial(self._retire, totals))
+        self._totals.attach(worker)
         worker.serve("/metrics", self.page)
-
-    def _retire(self, totals: WorkerTotals) -> None:
-        """Keep the totals of a worker that has ended, because counters must not decrease."""
-        with self._lock:
-            self._workers.remove(totals)
-            self._ended = merge_samples(chain(_samples_of(self._ended), totals.read()))
 
     async def enqueue(self, specs: Sequence[JobSpec], proceed: Adding) -> Sequence[Job]:  # noqa: ARG002
         """Count added jobs."""
         jobs = await proceed()
-        with self._lock:
-            for task, count in Counter(job.task_identifier for job in jobs).items():
-                self._added[self._labels.label(task)] += count
+        self._totals.count_added(job.task_identifier for job in jobs)
         return jobs
 
     def page(self) -> tuple[str, bytes]:
@@ -106,14 +86,7 @@ class PrometheusMetrics(Middleware):
 
     def collect(self) -> Iterator[Family]:
         """Yield the metrics with their values. The registry calls this method."""
-        with self._lock:
-            workers, added, ended = list(self._workers), dict(self._added), self._ended
-        samples = chain(
-            _samples_of(ended),
-            chain.from_iterable(worker.read() for worker in workers),
-            (("jobs_added_total", (task,), count) for task, count in added.items()),
-        )
-        values = merge_samples(samples)
+        values = self._totals.read()
         for metric in WORKER_METRICS:
             yield make_family(metric, values.get(metric.name, {}))
 
@@ -137,12 +110,6 @@ def make_registry(given: CollectorRegistry | None, collector: Collector) -> Coll
 def render(registry: CollectorRegistry) -> tuple[str, bytes]:
     """Return the content type and the text of all metrics in the registry."""
     return CONTENT_TYPE_LATEST, generate_latest(registry)
-
-
-def _samples_of(values: Mapping[str, Mapping[tuple[str, ...], float | Histogram]]) -> Iterator[Sample]:
-    for name, by_labels in values.items():
-        for labels, value in by_labels.items():
-            yield name, labels, value
 
 
 def make_family(metric: Metric, values: Mapping[tuple[str, ...], float | Histogram]) -> Family:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
+from collections import Counter
 from datetime import timedelta
-from itertools import repeat
+from functools import partial
+from itertools import chain, repeat
 from operator import sub
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from graphile_worker.middleware import AttachedWorker
 
     Sample: TypeAlias = tuple[str, tuple[str, ...], "float | Histogram"]
+    Values: TypeAlias = dict[str, dict[tuple[str, ...], "float | Histogram"]]
 
 _FIRST_OUTCOMES = ("completed", "retried", "failed")
 """Outcomes that are reported before they happen: the first one counts as an increase then."""
@@ -270,9 +273,62 @@ class WorkerTotals:
         yield "info", (__version__, self._worker.worker_pool.schema, str(REVISION)), 1.0
 
 
-def merge_samples(samples: Iterable[Sample]) -> dict[str, dict[tuple[str, ...], float | Histogram]]:
+class ProgramTotals:
+    """The totals of all workers of a program, and of the jobs that it adds.
+
+    Args:
+        labels: The labels of tasks.
+    """
+
+    def __init__(self, labels: TaskLabels) -> None:
+        self._labels = labels
+        self._lock = threading.Lock()
+        self._added: Counter[str] = Counter()
+        self._workers: list[WorkerTotals] = []
+        self._ended: Values = {}
+        """The totals of workers that have ended."""
+
+    def attach(self, worker: AttachedWorker) -> None:
+        """Count what a worker does."""
+        totals = WorkerTotals(worker, self._labels)
+        with self._lock:
+            self._workers.append(totals)
+        worker.on_end(partial(self._retire, totals))
+
+    def _retire(self, totals: WorkerTotals) -> None:
+        """Keep the totals of a worker that has ended, because counters must not decrease."""
+        with self._lock:
+            self._workers.remove(totals)
+            self._ended = merge_samples(chain(_samples_of(self._ended), totals.read()))
+
+    def count_added(self, tasks: Iterable[str]) -> None:
+        """Count jobs that the program has added."""
+        with self._lock:
+            for task, count in Counter(tasks).items():
+                self._added[self._labels.label(task)] += count
+
+    def read(self) -> Values:
+        """Return the current values by metric and labels."""
+        with self._lock:
+            workers, added, ended = list(self._workers), dict(self._added), self._ended
+        return merge_samples(
+            chain(
+                _samples_of(ended),
+                chain.from_iterable(worker.read() for worker in workers),
+                (("jobs_added_total", (task,), count) for task, count in added.items()),
+            )
+        )
+
+
+def _samples_of(values: Values) -> Iterator[Sample]:
+    for name, by_labels in values.items():
+        for labels, value in by_labels.items():
+            yield name, labels, value
+
+
+def merge_samples(samples: Iterable[Sample]) -> Values:
     """Return the values by metric and labels. Values of several workers are merged into one."""
-    merged: dict[str, dict[tuple[str, ...], float | Histogram]] = {}
+    merged: Values = {}
     for name, labels, value in samples:
         values = merged.setdefault(name, {})
         values[labels] = merge_values(METRICS[name].merge, values.get(labels), value)

@@ -176,6 +176,11 @@ class Pool:
         self._closing: asyncio.Task[None] | None = None
         self._resources = AsyncExitStack()
 
+    @property
+    def server(self) -> tuple[str | None, int | None]:
+        """The host and the port of the server; each None if it is not known, or not yet."""
+        return (None, None) if self._target is None else self._target.server
+
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
         """Acquire a connection for own statements."""

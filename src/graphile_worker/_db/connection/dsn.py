@@ -38,6 +38,8 @@ class Target:
     description: str
     arguments: dict[str, Any] = field(repr=False)
     secrets: tuple[str, ...] = field(default=(), repr=False)
+    server: tuple[str | None, int | None] = (None, None)
+    """The host and the port, as far as the connection string or the environment has them."""
 
     @property
     def has_password(self) -> bool:
@@ -166,11 +168,12 @@ def _parse_url(dsn: str) -> Target:
     # The driver parses a list of hosts. For a single host, reading the port here rejects an invalid one.
     host, port = (address, None) if "," in address else (parts.hostname, parts.port)
     description = _describe(host, port, unquote(parts.path[1:]), parameters)
+    server = _server(host, port, parameters)
     url = f"postgresql://{user}{colon}{quote(unquote(password), safe='')}{at}{address}{parts.path}"
     if parameters:
         url += "?" + urlencode(parameters, safe="/")
     secrets = {password, unquote(password), parameters.get("password", "")} - {""}
-    return Target(description, {"dsn": url, **arguments}, tuple(secrets))
+    return Target(description, {"dsn": url, **arguments}, tuple(secrets), server)
 
 
 def _take_ssl(parameters: dict[str, str]) -> dict[str, Any]:
@@ -191,6 +194,12 @@ def _take_ssl(parameters: dict[str, str]) -> dict[str, Any]:
         return {"ssl": ssl.create_default_context(cafile=authority)}
     except OSError as error:
         raise ConfigurationError(f"Cannot read the certificate {authority}: {error}.") from error
+
+
+def _server(host: str | None, port: int | None, parameters: dict[str, str]) -> tuple[str | None, int | None]:
+    host = parameters.get("host") or host or os.environ.get("PGHOST") or None
+    number = str(parameters.get("port") or port or os.environ.get("PGPORT") or "")
+    return host, int(number) if number.isdigit() else None
 
 
 def _describe(host: str | None, port: int | None, database: str, parameters: dict[str, str]) -> str:

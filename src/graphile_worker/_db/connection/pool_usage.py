@@ -81,7 +81,7 @@ class PoolUsage:
         self._size = size
         self._logger = logger
         self._waiting: dict[object, float] = {}
-        self._warned = False
+        self._warned_at: float | None = None
         self.loans: dict[Loan, None] = {}
 
     def lend(self) -> Loan:
@@ -105,7 +105,10 @@ class PoolUsage:
         finally:
             timer.cancel()
             del self._waiting[call]
-            self._warned = self._warned and self.congestion() is not None
+            if self._warned_at is not None and self.congestion() is None:
+                waited = format_duration(monotonic() - self._warned_at + LONG_WAIT)
+                self._logger.info("No call waits long for a connection any more, after %s", waited)
+                self._warned_at = None
 
     def congestion(self) -> Congestion | None:
         """Describe the calls that have waited too long; None if there are none."""
@@ -132,8 +135,8 @@ class PoolUsage:
 
     def _warn(self) -> None:
         congestion = self.congestion()
-        if congestion is not None and not self._warned:
-            self._warned = True
+        if congestion is not None and self._warned_at is None:
+            self._warned_at = monotonic()
             self._logger.warning("%s", congestion)
 
 

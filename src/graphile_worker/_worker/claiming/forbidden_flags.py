@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Iterable
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from graphile_worker._base.user_code import StrayExitError, capture_result, is_being_cancelled
@@ -27,6 +28,7 @@ class ForbiddenFlags:
         self.fixed: Sequence[str] | None = None if callable(self._option) else self._option
         """The flags, unless the option is a function."""
         self._logger = logger
+        self._context = copy_context()  # the user's, and not that of the worker's own work
         self._pending: asyncio.Future[Any] | None = None
         self.error: Exception | None = None
         """The error of the last call, until one succeeds."""
@@ -61,10 +63,12 @@ class ForbiddenFlags:
     async def _call(self, option: Callable[[], Any]) -> Sequence[str] | None:
         """Call the user's function. Returns None if it takes long, because results wait to be recorded."""
         if self._pending is None:
-            value = option()
+            value = self._context.copy().run(option)
             if not inspect.isawaitable(value):
                 return _checked(value)
-            self._pending = asyncio.ensure_future(capture_result(lambda: value))
+            self._pending = asyncio.get_running_loop().create_task(
+                capture_result(lambda: value), context=self._context.copy()
+            )
         if not self._pending.done():
             await asyncio.wait([self._pending], timeout=_LONGEST_WAIT)
         if not self._pending.done():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
+import threading
 from contextlib import suppress
 from functools import partial
 from time import monotonic
@@ -11,7 +13,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from graphile_worker._base.durations import format_seconds
 from graphile_worker._base.http_server import HttpServer, Response
+from graphile_worker._base.tracebacks import format_stack
 from graphile_worker.workers import Health, parse_address
 
 if TYPE_CHECKING:
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 _PING_INTERVAL = 1.0
 _BLOCKED_AFTER = 5.0
 """Seconds for which the event loop is blocked until the worker is not ready."""
+_CALLS_UNTIL_BLOCKED = round(_BLOCKED_AFTER / _PING_INTERVAL)
 _NOT_LIVE_AFTER = 60.0
 """Seconds for which the event loop is blocked until the worker is not live."""
 _UNANSWERED_AFTER = 10.0
@@ -59,6 +64,7 @@ class HealthCheck:
         restart_services: Called every second on the worker's event loop, to restart services that have ended.
         background_thread: The thread that serves requests.
         address: The port, or ``host:port``, or the listening socket; None for no server.
+        logs_blocked_loop: Whether to log when the event loop is blocked, and when it runs again.
         logger: The worker's logger.
     """
 
@@ -77,8 +83,10 @@ class HealthCheck:
         background_thread: BackgroundThread,
         address: str | int | socket.socket | None,
         logger: ScopedLogger,
+        logs_blocked_loop: bool = True,
     ) -> None:
         self._pool = pool
+        self._logs_blocked_loop = logs_blocked_loop
         self._worker = worker
         self._claimed_jobs = claimed_jobs
         self._notifier = notifier
@@ -93,7 +101,10 @@ class HealthCheck:
         )
         self._logger = logger
         self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
         self._loop_lag = 0.0
+        self._unanswered = 0
+        """How often in a row the event loop was called and did not answer."""
         self._last_turn: float | None = None
         """When the event loop last ran a callback; None until it is watched."""
         self._watches: list[Future[None]] = []
@@ -202,10 +213,28 @@ class HealthCheck:
             with suppress(RuntimeError):  # the event loop is closed
                 self._loop.call_soon_threadsafe(self._on_turn, self._lease_state.clock())
             await asyncio.sleep(_PING_INTERVAL)
+            self._warn_if_blocked()
+
+    def _warn_if_blocked(self) -> None:
+        """Warn once while the event loop is blocked, with the place in the code.
+
+        Calls are counted, and not seconds: a paused process makes none.
+        """
+        self._unanswered += 1
+        if self._unanswered == _CALLS_UNTIL_BLOCKED and self.phase == "running" and self._logs_blocked_loop:
+            frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001
+            self._logger.warning(
+                "The event loop has been blocked for %s, and all jobs on it wait. It is at:\n%s",
+                format_seconds(_BLOCKED_AFTER),
+                format_stack(frame),
+            )
 
     def _on_turn(self, called_at: float) -> None:
-        self._last_turn = self._lease_state.clock()
+        before, self._last_turn = self._last_turn, self._lease_state.clock()
         self._loop_lag = self._last_turn - called_at
+        unanswered, self._unanswered = self._unanswered, 0
+        if unanswered >= _CALLS_UNTIL_BLOCKED and before is not None and self._logs_blocked_loop:
+            self._logger.info("The event loop runs again, after %s", format_seconds(self._last_turn - before))
         if self.phase == "running":
             self._restart_services()
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import msgspec
 
+from graphile_worker._base import context_carrier
 from graphile_worker._base.durations import seconds
 from graphile_worker._base.logs import ScopedLogger
 from graphile_worker._base.payload import as_decoded
@@ -272,7 +273,8 @@ class WorkerProxy:
         self._channel.refuse_in_fork()
         number = next(self._numbers)
         pending = self._pending[number] = Future()
-        self._channel.send(MethodCall(number, method, arguments, options))
+        carried = context_carrier.capture() or None
+        self._channel.send(MethodCall(number, method, arguments, options, carried))
         return await asyncio.wrap_future(pending)
 
     def resolve(self, result: MethodResult) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from graphile_worker._base import context_carrier
 from graphile_worker._base.durations import format_seconds
 from graphile_worker._base.logs import report_lost_record
 from graphile_worker._base.payload import decode_payload, encode_stored
@@ -239,7 +240,8 @@ class Processes:
         if self._lease_state is not None:
             max_silence = self._lease_state.max_silence(job.task_identifier)
         request, started_at = self._request(process, job), since_boot()
-        await process.send(Run(request, task, bare, payload, timeout, self._environment.now(), max_silence))
+        now, carried = self._environment.now(), context_carrier.capture() or None
+        await process.send(Run(request, task, bare, payload, timeout, now, max_silence, carried))
         stopping = asyncio.create_task(_forward_stop(process, stop_signal), name="graphile-worker process")
         try:
             replying = self._receive_reply(process, request, job, deadline)
@@ -325,7 +327,8 @@ class Processes:
             "add_jobs": utils.add_jobs,
         }
         try:
-            value = await methods[call.method](*call.arguments, **call.options)
+            with context_carrier.restored(call.context or {}):
+                value = await methods[call.method](*call.arguments, **call.options)
         except Exception as error:  # noqa: BLE001 - it is raised in the task
             return MethodResult(call.number, None, pack_error(error))
         return MethodResult(call.number, value, None)

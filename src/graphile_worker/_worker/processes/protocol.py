@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import socket
     from datetime import datetime
 
+    from graphile_worker._base.context_carrier import Captured
     from graphile_worker._tasks.task_reference import Program, Reference
     from graphile_worker._worker.processes.remote_errors import RemoteError
     from graphile_worker.job import Job, Progress
@@ -72,6 +73,8 @@ class Run(NamedTuple):
     """The time of the queue's clock."""
     max_silence: float | None = None
     """Seconds after the worker's last heartbeat when the process has to end itself; None for never."""
+    context: Captured | None = None
+    """The context that integrations carry into the process; None if there is none."""
 
 
 class Stop(NamedTuple):
@@ -127,6 +130,8 @@ class MethodCall(NamedTuple):
     method: str
     arguments: tuple[Any, ...]
     options: dict[str, Any]
+    context: Captured | None = None
+    """The context that integrations carry back to the worker."""
 
 
 Message: TypeAlias = (
