@@ -102,5 +102,5 @@ web = Litestar(
     [place_order],
     lifespan=[open_database],
     dependencies={"db_session": Provide(open_session)},
-    plugins=[GraphileWorkerPlugin(app, session="db_session", health="/health")],
+    plugins=[GraphileWorkerPlugin(app, session="db_session", health_path="/health")],
 )

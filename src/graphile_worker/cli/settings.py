@@ -339,7 +339,7 @@ class Value(NamedTuple):
 
 
 class Host(NamedTuple):
-    """A program whose command line contains this command, such as ``flask``: see `graphile_worker.contrib`."""
+    """A program whose command line contains this command, such as ``flask``."""
 
     app: App
     """The app that the host uses. Its settings apply unless a flag overrides them."""

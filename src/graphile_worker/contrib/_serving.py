@@ -22,32 +22,30 @@ _NO_JOB = 0
 
 
 @asynccontextmanager
-async def serving(
-    app: App, *, migrate: bool, run_worker: bool, options: Mapping[str, Any]
-) -> AsyncIterator[Runner | None]:
+async def serving(app: App, options: Mapping[str, Any], *, run_worker: bool) -> AsyncIterator[Runner | None]:
     """Open the app while a web server runs, and yield its worker if it has one.
 
     Args:
         app: The app.
-        migrate: Whether to install or update the schema first.
+        options: Options of the worker. Without a worker there is only `migrate`, with the same meaning.
         run_worker: Whether to run a worker.
-        options: Options of the worker.
     """
     if run_worker:
         async with app.running(**options) as runner:
             yield runner
         return
     async with app:
-        if migrate:
+        if options.get("migrate", True):
             await app.migrate()
         yield None
 
 
 def check_worker_options(options: Mapping[str, Any], *, run_worker: bool) -> None:
     """Raise an error if there are options for a worker that does not run."""
-    if options and not run_worker:
+    unused = [] if run_worker else [name for name in options if name != "migrate"]
+    if unused:
         raise ConfigurationError(
-            f"{next(iter(options))}= is an option of a worker, and no worker runs in this server. Pass "
+            f"{unused[0]}= is an option of a worker, and no worker runs in this server. Pass "
             "run_worker=True too, or leave it out."
         )
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from litestar import MediaType, Response, get
 from litestar.di import NamedDependency, Provide
-from litestar.handlers import HTTPRouteHandler
 from litestar.plugins import CLIPlugin, InitPlugin
 
 from graphile_worker._client.bound import BoundApp
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from click import Group
     from litestar import Litestar
     from litestar.config.app import AppConfig
+    from litestar.handlers import HTTPRouteHandler
 
     from graphile_worker._worker.run_options import AppRunOptions
     from graphile_worker.app import App
@@ -43,10 +43,10 @@ class GraphileWorkerPlugin(InitPlugin, CLIPlugin):
         session: The name of the dependency that provides the session of a request, such as
             ``"db_session"``. Handlers then can take a parameter ``jobs``: the app, bound to that session.
         jobs: Another name for the parameter ``jobs``.
-        health: A path for health checks, such as ``"/health"``: below it are ``live`` and ``ready``.
-        migrate: Whether to install or update the schema when the server starts. A worker always does.
+        health_path: A path for health checks, such as ``"/health"``: below it are ``live`` and ``ready``.
         run_worker: Whether to run a worker in the server, in the same event loop.
-        options: Options of the worker, such as ``concurrency=10``: see docs/reference/settings.md.
+        options: Options of the worker, such as ``concurrency=10``: see docs/reference/settings.md. Also
+            without a worker, the schema is installed or upgraded unless ``migrate=False``.
 
     Raises:
         ConfigurationError: There are options for a worker, but ``run_worker`` is not set.
@@ -71,7 +71,7 @@ class GraphileWorkerPlugin(InitPlugin, CLIPlugin):
         >>> web = Litestar(
         ...     [greet],
         ...     dependencies={"db_session": Provide(open_transaction)},
-        ...     plugins=[GraphileWorkerPlugin(app, session="db_session", health="/health")],
+        ...     plugins=[GraphileWorkerPlugin(app, session="db_session", health_path="/health")],
         ... )
         >>> with TestClient(web) as client:
         ...     client.post("/greetings/Ann").text, client.get("/health/ready").status_code
@@ -84,8 +84,7 @@ class GraphileWorkerPlugin(InitPlugin, CLIPlugin):
         *,
         session: str | None = None,
         jobs: str = "jobs",
-        health: str | None = None,
-        migrate: bool = True,
+        health_path: str | None = None,
         run_worker: bool = False,
         **options: Unpack[AppRunOptions],
     ) -> None:
@@ -93,8 +92,7 @@ class GraphileWorkerPlugin(InitPlugin, CLIPlugin):
         self.app = app
         self._session = session
         self._jobs = jobs
-        self._health = health
-        self._migrate = migrate
+        self._health_path = health_path
         self._run_worker = run_worker
         self._options = options
         self._runner: Runner | None = None
@@ -106,8 +104,11 @@ class GraphileWorkerPlugin(InitPlugin, CLIPlugin):
         if self._session is not None:
             provide = Provide(self._make_dependency(self._session), sync_to_thread=False)
             app_config.dependencies = {self._jobs: provide, **(app_config.dependencies or {})}
-        if self._health is not None:
-            app_config.route_handlers = [*app_config.route_handlers, *self._health_handlers(self._health)]
+        if self._health_path is not None:
+            app_config.route_handlers = [
+                *app_config.route_handlers,
+                *self._health_handlers(self._health_path),
+            ]
         return app_config
 
     def on_cli_init(self, cli: Group) -> None:
@@ -116,9 +117,7 @@ class GraphileWorkerPlugin(InitPlugin, CLIPlugin):
 
     @asynccontextmanager
     async def _lifespan(self, _web: Litestar) -> AsyncIterator[None]:
-        async with _serving.serving(
-            self.app, migrate=self._migrate, run_worker=self._run_worker, options=self._options
-        ) as runner:
+        async with _serving.serving(self.app, self._options, run_worker=self._run_worker) as runner:
             self._runner = runner
             try:
                 yield
@@ -131,9 +130,8 @@ class GraphileWorkerPlugin(InitPlugin, CLIPlugin):
         def bind(**given: Any) -> BoundApp:
             return self.app.bind(given[session])
 
-        parameter = inspect.Parameter(
-            session, inspect.Parameter.KEYWORD_ONLY, annotation=NamedDependency[Any]
-        )
+        named: Any = NamedDependency
+        parameter = inspect.Parameter(session, inspect.Parameter.KEYWORD_ONLY, annotation=named[Any])
         bind.__signature__ = inspect.Signature([parameter], return_annotation=BoundApp)  # type: ignore[attr-defined]
         bind.__annotations__ = {session: parameter.annotation, "return": BoundApp}
         return bind

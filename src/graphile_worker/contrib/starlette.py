@@ -32,7 +32,6 @@ def lifespan(
     app: App,
     inner: Callable[[Any], AbstractAsyncContextManager[Any]] | None = None,
     *,
-    migrate: bool = True,
     run_worker: bool = False,
     **options: Unpack[AppRunOptions],
 ) -> Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]:
@@ -45,9 +44,9 @@ def lifespan(
         app: The app.
         inner: The application's own lifespan. It begins before the worker and ends after it, so tasks can
             use what it opens. The state that it yields is kept.
-        migrate: Whether to install or update the schema when the server starts. A worker always does.
         run_worker: Whether to run a worker.
-        options: Options of the worker, such as ``concurrency=10``: see docs/reference/settings.md.
+        options: Options of the worker, such as ``concurrency=10``: see docs/reference/settings.md. Also
+            without a worker, the schema is installed or upgraded unless ``migrate=False``.
 
     Raises:
         ConfigurationError: There are options for a worker, but ``run_worker`` is not set.
@@ -72,7 +71,7 @@ def lifespan(
     async def composed(web: Any) -> AsyncIterator[Mapping[str, Any]]:
         async with (
             nullcontext() if inner is None else inner(web) as state,
-            _serving.serving(app, migrate=migrate, run_worker=run_worker, options=options) as runner,
+            _serving.serving(app, options, run_worker=run_worker) as runner,
         ):
             yield {**(state or {}), _STATE: runner}
 

@@ -35,8 +35,8 @@ class Middleware:
     """Base class for code that runs around jobs, around adding jobs, or before claims.
 
     Override one or more of `execute`, `call`, `enqueue`, `claim_limit` and `attach`. The first middleware of
-    a list is the outermost. `execute` and `enqueue` may be ``async def``, or a plain ``def`` that returns the value
-    of `proceed`.
+    a list is the outermost. `execute` and `enqueue` may be ``async def``, or a plain ``def`` that returns the
+    value of `proceed`.
 
     Example:
         >>> import asyncio
