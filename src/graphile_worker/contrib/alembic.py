@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from alembic import op
-
 from graphile_worker._db.schema.portable import PortableInstallation, installation_script
 from graphile_worker.client import find_schema
+from graphile_worker.errors import MissingExtraError
+
+try:
+    from alembic import op
+except ImportError as error:
+    raise MissingExtraError("graphile_worker.contrib.alembic needs Alembic: pip install alembic") from error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, get_origin
 
-from fastapi import APIRouter, Depends, params
-
 from graphile_worker._client.bound import BoundApp
-from graphile_worker.contrib.starlette import health_routes, lifespan
-from graphile_worker.errors import ConfigurationError
+from graphile_worker.errors import ConfigurationError, MissingExtraError
+
+try:
+    from fastapi import APIRouter, Depends, params
+except ImportError as error:
+    raise MissingExtraError("graphile_worker.contrib.fastapi needs FastAPI: pip install fastapi") from error
+
+from graphile_worker.contrib.starlette import health_routes, lifespan  # after FastAPI, whose error is clearer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

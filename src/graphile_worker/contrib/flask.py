@@ -8,11 +8,14 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from flask import current_app
-
 from graphile_worker.cli.entry import host_command
-from graphile_worker.errors import ConfigurationError
+from graphile_worker.errors import ConfigurationError, MissingExtraError
 from graphile_worker.middleware import Middleware
+
+try:
+    from flask import current_app
+except ImportError as error:
+    raise MissingExtraError("graphile_worker.contrib.flask needs Flask: pip install flask") from error
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,13 +9,19 @@ import inspect
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Unpack
 
-from litestar import MediaType, Response, get
-from litestar.di import NamedDependency, Provide
-from litestar.plugins import CLIPlugin, InitPlugin
-
 from graphile_worker._client.bound import BoundApp
 from graphile_worker.cli.entry import host_command
 from graphile_worker.contrib import _serving
+from graphile_worker.errors import MissingExtraError
+
+try:
+    from litestar import MediaType, Response, get
+    from litestar.di import NamedDependency, Provide
+    from litestar.plugins import CLIPlugin, InitPlugin
+except ImportError as error:
+    raise MissingExtraError(
+        "graphile_worker.contrib.litestar needs Litestar 2.23 or newer: pip install 'litestar>=2.23'"
+    ) from error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -8,10 +8,16 @@ from __future__ import annotations
 from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Unpack
 
-from starlette.responses import Response
-from starlette.routing import Route
-
 from graphile_worker.contrib import _serving
+from graphile_worker.errors import MissingExtraError
+
+try:
+    from starlette.responses import Response
+    from starlette.routing import Route
+except ImportError as error:
+    raise MissingExtraError(
+        "graphile_worker.contrib.starlette needs Starlette: pip install starlette"
+    ) from error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
