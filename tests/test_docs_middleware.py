@@ -42,6 +42,11 @@ async def test_middleware_guide_examples_run(database: str, capsys: pytest.Captu
     names = await page.run()
     await check_tenant_middleware(database, names)
 
+    capsys.readouterr()
+    names = await page.run()
+    assert capsys.readouterr().out == "Hello, Ann\n"
+    await names["polite"].close()
+
     names = await page.run()
     quiet = names["QuietHours"]()
     for hour, limit in ((0, 0), (5, 0), (6, None), (23, None)):

@@ -51,7 +51,14 @@ PROJECTS = {
             "flask_sqlalchemy",
             ("flask --app shop:web create-tables",),
             "flask --app shop:web run",
-            "graphile-worker run shop:app",
+            "flask --app shop:web graphile-worker run",
+            "--port 0",
+        ),
+        Project(
+            "litestar_sqlalchemy",
+            (),
+            "uvicorn shop:web",
+            "litestar --app shop:web workers run",
             "--port 0",
         ),
         Project(

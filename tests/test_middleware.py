@@ -920,3 +920,71 @@ class TestBlockedLoop:
             if thread.name == "graphile-worker blocked loop":
                 thread.join(20)
                 assert not thread.is_alive()
+
+
+class ThreadMiddleware(Middleware):
+    """A middleware whose call notes its name and its thread."""
+
+    def __init__(self, name: str, notes: list[tuple[str, int]]) -> None:
+        self._name = name
+        self._notes = notes
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        self._notes.append((self._name, threading.get_ident()))
+        return f"{self._name} {function()}"
+
+
+class TestCall:
+    async def test_call_wraps_a_plain_function_on_its_thread_first_middleware_outermost(
+        self, database: str
+    ) -> None:
+        notes: list[tuple[str, int]] = []
+        values: list[Any] = []
+
+        async def execute(_ctx: JobContext, proceed: Running) -> None:
+            values.append(await proceed())
+
+        def function(_payload: Any) -> str:
+            notes.append(("task", threading.get_ident()))
+            return "value"
+
+        outer, inner = ThreadMiddleware("outer", notes), ThreadMiddleware("inner", notes)
+        assert await run_job(database, function, ExecuteMiddleware(execute), outer, inner) is None
+        assert values == ["outer inner value"]
+        names, threads = zip(*notes, strict=True)
+        assert names == ("outer", "inner", "task")
+        assert len(set(threads)) == 1
+        assert threading.get_ident() not in threads
+
+    async def test_call_is_not_used_for_coroutine_functions(self, database: str) -> None:
+        notes: list[tuple[str, int]] = []
+
+        async def function(_payload: Any) -> None: ...
+
+        assert await run_job(database, function, ThreadMiddleware("outer", notes)) is None
+        assert notes == []
+
+    async def test_exception_passes_through_call_and_an_exception_of_call_fails_the_job(
+        self, database: str
+    ) -> None:
+        class Translating(Middleware):
+            def call(self, function: Callable[[], Any]) -> Any:
+                try:
+                    return function()
+                except KeyError as error:
+                    raise Fail(f"translated {error}") from error
+
+        def function(_payload: Any) -> None:
+            raise KeyError("a key")
+
+        job = await run_job(database, function, Translating())
+        assert job is not None
+        assert (job.state, job.last_error) == ("failed", "translated 'a key'")
+
+    def test_async_call_is_refused(self) -> None:
+        class Wrong(Middleware):
+            async def call(self, function: Callable[[], Any]) -> Any:
+                return function()
+
+        with pytest.raises(ConfigurationError, match=r"Wrong\.call is async; it must be a plain def"):
+            App(middleware=[Wrong()])

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from graphile_worker import App, JobContext
+from graphile_worker.contrib.fastapi import BoundApp, bound_app, health_router, lifespan
 
 DSN = os.environ["DATABASE_URL"]
 
@@ -53,13 +54,11 @@ async def send_receipt(ctx: JobContext, order: int, email: str) -> None:
 
 
 @asynccontextmanager
-async def lifespan(_web: FastAPI) -> AsyncIterator[None]:
-    """Create the tables of the shop and of the queue, and close the connections at the end."""
+async def open_database(_web: FastAPI) -> AsyncIterator[None]:
+    """Create the tables of the shop, and close the connections at the end."""
     async with engine.begin() as connection:
         await connection.run_sync(Base.metadata.create_all)
-    async with app:
-        await app.migrate()
-        yield
+    yield
     await engine.dispose()
 
 
@@ -71,6 +70,7 @@ async def open_session() -> AsyncIterator[AsyncSession]:
 
 # With scope="function" the transaction is committed before the response is sent, not after it.
 RequestSession = Annotated[AsyncSession, Depends(open_session, scope="function")]
+Jobs = Annotated[BoundApp, Depends(bound_app(app, RequestSession))]
 
 
 class NewOrder(BaseModel):
@@ -81,16 +81,17 @@ class NewOrder(BaseModel):
     card: str
 
 
-web = FastAPI(lifespan=lifespan)
+web = FastAPI(lifespan=lifespan(app, open_database))
+web.include_router(health_router(app), prefix="/health")
 
 
 @web.post("/orders", status_code=status.HTTP_201_CREATED)
-async def place_order(new: NewOrder, session: RequestSession) -> dict[str, int]:
+async def place_order(new: NewOrder, session: RequestSession, jobs: Jobs) -> dict[str, int]:
     """Store the order and its job. A declined card rolls back both."""
     order = Order(item=new.item, email=new.email)
     session.add(order)
     await session.flush()  # the order gets its id
-    job = await write_invoice.using(connection=session).enqueue(order=order.id)
+    job = await jobs.using(write_invoice).enqueue(order=order.id)
     if not charge(new.card):
         raise HTTPException(status.HTTP_402_PAYMENT_REQUIRED, "The card was declined.")
     return {"order": order.id, "job": job.id}

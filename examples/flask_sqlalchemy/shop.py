@@ -10,13 +10,15 @@ from sqlalchemy import make_url
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from graphile_worker import App, JobContext
+from graphile_worker.contrib.flask import GraphileWorker
 
 DSN = os.environ["DATABASE_URL"]
 
 logging.basicConfig(level=logging.INFO)
 web = Flask(__name__)
 web.config["SQLALCHEMY_DATABASE_URI"] = make_url(DSN).set(drivername="postgresql+psycopg")
-app = App(DSN)
+app = App()  # its connection string is that of db, without +psycopg
+queue = GraphileWorker(app, web)
 
 
 class Base(DeclarativeBase):
@@ -39,12 +41,11 @@ class Order(Base):
 @app.task
 def write_invoice(ctx: JobContext, order: int) -> None:
     """Write the invoice, add the next job, and complete this one: all three in one transaction."""
-    with web.app_context():
-        stored = db.session.get_one(Order, order)
-        stored.invoiced = True
-        send_receipt.using(connection=db.session).enqueue_sync(order=order, email=stored.email)
-        ctx.complete_sync(connection=db.session)
-        db.session.commit()
+    stored = db.session.get_one(Order, order)
+    stored.invoiced = True
+    queue.jobs.using(send_receipt).enqueue_sync(order=order, email=stored.email)
+    ctx.complete_sync(connection=db.session)
+    db.session.commit()
 
 
 @app.task
@@ -67,7 +68,7 @@ def place_order() -> tuple[dict[str, Any], int]:
     order = Order(item=new["item"], email=new["email"])
     db.session.add(order)
     db.session.flush()  # the order gets its id
-    job = write_invoice.using(connection=db.session).enqueue_sync(order=order.id)
+    job = queue.jobs.using(write_invoice).enqueue_sync(order=order.id)
     if not charge(new["card"]):
         # Without a commit, Flask-SQLAlchemy rolls back at the end of the request.
         return {"error": "The card was declined."}, 402

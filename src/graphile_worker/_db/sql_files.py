@@ -85,8 +85,12 @@ def one_text_statement(schema: Schema, path: str, name: str) -> OneTextStatement
 @cache
 def rows_statement(schema: Schema, path: str, name: str) -> OneTextStatement:
     """Return a statement without parameters as one that returns its rows as a JSON list."""
-    wrapped = read_statements("rows.sql")["rows"].replace("{statement}", read_statements(path)[name])
-    before, after = wrapped.split("{parameter}")
+    return rows_of(schema, read_statements(path)[name])
+
+
+def rows_of(schema: Schema, text: str) -> OneTextStatement:
+    """Return the text of a statement without parameters as one that returns its rows as a JSON list."""
+    before, after = read_statements("rows.sql")["rows"].replace("{statement}", text).split("{parameter}")
     return OneTextStatement(schema.render(before), schema.render(after))
 
 

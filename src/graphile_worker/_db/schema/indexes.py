@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from graphile_worker._db.sql_files import Schema
 
 _SCRIPT = "own/002_indexes.sql"
+_PREFIX = "_private_python_"
 _POLL = 0.1
 # Another installer is building the same index.
 _CLASHES = (
@@ -34,13 +35,28 @@ async def build_indexes(connection: Connection, schema: Schema) -> None:
     """Build missing indexes, and rebuild an index that an interrupted installer left invalid."""
     for name, statement in read_statements(_SCRIPT).items():
         # Another installer may be building the index, and there is no event to wait for.
-        while not await _build(connection, schema, f"_private_python_{name}", statement):  # noqa: ASYNC110
+        while not await _build(connection, schema, f"{_PREFIX}{name}", statement):  # noqa: ASYNC110
             await asyncio.sleep(_POLL)
 
 
 def index_script(schema: Schema) -> list[str]:
     """Return the statements that build the indexes if none of them exists."""
     return [_concurrently(schema, statement) for statement in read_statements(_SCRIPT).values()]
+
+
+def index_names() -> list[str]:
+    """Return the names of the library's indexes."""
+    return [f"{_PREFIX}{name}" for name in read_statements(_SCRIPT)]
+
+
+def index_statement(schema: Schema, name: str) -> str:
+    """Return the statement that builds the index with this name."""
+    return _concurrently(schema, read_statements(_SCRIPT)[name.removeprefix(_PREFIX)])
+
+
+def drop_statement(schema: Schema, name: str) -> str:
+    """Return the statement that drops the index with this name, which an interrupted installer left."""
+    return schema.render(read_statements("migrate.sql")["drop_index"]).replace("{name}", name)
 
 
 def _concurrently(schema: Schema, statement: str) -> str:
@@ -56,7 +72,7 @@ async def _build(connection: Connection, schema: Schema, name: str, statement: s
         elif found["is_being_built"]:
             return False
         elif not found["is_valid"]:
-            await connection.execute(schema.render(statements["drop_index"]).replace("{name}", name))
+            await connection.execute(drop_statement(schema, name))
             return False
     except _CLASHES:
         return False

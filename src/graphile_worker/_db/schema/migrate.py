@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import asyncpg
 
@@ -40,6 +40,8 @@ from graphile_worker.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
     from graphile_worker._db.connection.connect import Connection
 
 
@@ -78,11 +80,7 @@ async def migrate(
     try:
         return await _migrate(connection, schema, stall_timeout)
     except asyncpg.InsufficientPrivilegeError as error:
-        raise SchemaError(
-            f"The schema {schema.name!r} cannot be installed: {sentence(error)} Connect as the schema's "
-            "owner. If the schema does not exist yet, let an administrator run: "
-            f"create schema {schema.quoted} authorization YOUR_ROLE"
-        ) from error
+        refuse_missing_privilege(error, schema)
     except asyncpg.PostgresError as error:
         raise DatabaseError(f"The schema {schema.name!r} cannot be installed: {sentence(error)}") from error
     except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
@@ -90,6 +88,24 @@ async def migrate(
             f"The connection was lost while the schema {schema.name!r} was being installed: "
             f"{sentence(error)} The installation is completed or rolled back as a whole, so try again."
         ) from error
+
+
+def refuse_missing_privilege(error: Exception, schema: Schema) -> NoReturn:
+    """Raise the error for a role that may not install the schema."""
+    raise SchemaError(
+        f"The schema {schema.name!r} cannot be installed: {sentence(error)} Connect as the schema's "
+        "owner. If the schema does not exist yet, let an administrator run: "
+        f"create schema {schema.quoted} authorization YOUR_ROLE"
+    ) from error
+
+
+def refuse_old_server(found: Found) -> None:
+    """Raise an error if the server is too old."""
+    if found.server_version_num < _OLDEST_SERVER * 10_000:
+        raise DatabaseError(
+            f"The server runs PostgreSQL {found.server_version}, and Graphile Worker needs {_OLDEST_SERVER} "
+            "or newer. Upgrade the server."
+        )
 
 
 class Pending(NamedTuple):
@@ -127,11 +143,7 @@ async def check_revisions(connection: Connection, schema: Schema) -> None:
 
 async def _migrate(connection: Connection, schema: Schema, stall_timeout: float) -> Migrated:
     found = await inspect_schema(connection, schema)
-    if found.server_version_num < _OLDEST_SERVER * 10_000:
-        raise DatabaseError(
-            f"The server runs PostgreSQL {found.server_version}, and Graphile Worker needs {_OLDEST_SERVER} "
-            "or newer. Upgrade the server."
-        )
+    refuse_old_server(found)
     changed = False
     failed_attempts = 0
     while True:
@@ -161,8 +173,21 @@ async def _migrate(connection: Connection, schema: Schema, stall_timeout: float)
 
 async def inspect_schema(connection: Connection, schema: Schema) -> Found:
     """Read the state of the schema from the catalog and the ledgers."""
+    steps = inspecting(schema)
+    try:
+        statement, name = next(steps)
+        while True:
+            rows = await connection.fetch(statement, *([] if name is None else [name]))
+            statement, name = steps.send(rows)
+    except StopIteration as end:
+        found: Found = end.value
+        return found
+
+
+def inspecting(schema: Schema) -> Generator[tuple[str, str | None], Sequence[Any], Found]:
+    """Read the state of the schema, without I/O: yield statements, each with its parameter, receive rows."""
     statements = read_statements("migrate.sql")
-    [row] = await connection.fetch(statements["inspect_schema"], schema.name)
+    [row] = yield statements["inspect_schema"], schema.name
     columns = frozenset(row["ledger_columns"])
     revision, breaking_revision, marks_19_breaking, own_revision, own_breaking = None, None, True, 0, 0
     if columns and columns - {BREAKING_COLUMN} != _LEDGER_COLUMNS:
@@ -171,15 +196,14 @@ async def inspect_schema(connection: Connection, schema: Schema) -> Found:
             "Choose another schema."
         )
     if BREAKING_COLUMN in columns:
-        [(revision, breaking_revision, marks_19_breaking)] = await connection.fetch(
-            schema.render(statements["read_revisions"])
-        )
+        [found] = yield schema.render(statements["read_revisions"]), None
+        revision, breaking_revision, marks_19_breaking = found.values()
     elif columns:
-        revision = await connection.fetchval(schema.render(statements["read_revision_before_breaking_flags"]))
+        [found] = yield schema.render(statements["read_revision_before_breaking_flags"]), None
+        [revision] = found.values()
     if row["own_ledger_exists"]:
-        [(own_revision, own_breaking)] = await connection.fetch(
-            schema.render(statements["read_own_revisions"])
-        )
+        [found] = yield schema.render(statements["read_own_revisions"]), None
+        own_revision, own_breaking = found.values()
     return Found(
         server_version_num=row["server_version_num"],
         server_version=row["server_version"],
@@ -285,16 +309,21 @@ async def _change(connection: Connection, schema: Schema) -> bool:
         found = await inspect_schema(connection, schema)
         if found.complete or found.too_old or (found.breaking_revision or 0) > REVISION:
             return False
-        if found.revision is None:
-            _warn_of_name_and_tables(schema, found)
-        if found.is_new_to_us:
-            _warn_of_foreign_revisions(found, schema)
+        warn_before_installing(found, schema)
         [before] = await connection.fetch(statements["read_session"])
         for step in steps(schema, found):
             await connection.execute(step.sql)
         # After an error the rollback also restores the role and the search_path.
         await connection.execute(statements["restore_session"], *before)
     return True
+
+
+def warn_before_installing(found: Found, schema: Schema) -> None:
+    """Warn of what is unusual about the schema, before it is changed."""
+    if found.revision is None:
+        _warn_of_name_and_tables(schema, found)
+    if found.is_new_to_us:
+        _warn_of_foreign_revisions(found, schema)
 
 
 def _warn_of_name_and_tables(schema: Schema, found: Found) -> None:

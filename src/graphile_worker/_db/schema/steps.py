@@ -133,9 +133,8 @@ def _graphile_steps(schema: Schema, found: Found) -> Iterator[Step]:
             f"install revision {REVISION} of Graphile Worker",
             schema.render(statements["record_all_revisions"]),
         )
-        yield Step("", schema.render(read_script("schema/tables.sql")))
-        yield Step("", functions)
-        yield Step("", schema.render(read_script("schema/administer.sql")))
+        for text in _object_scripts():
+            yield Step("", schema.render(text))
     elif found.revision < REVISION:
         # The row comes first. If npm's installer is running, this statement waits for it.
         yield Step(
@@ -157,21 +156,38 @@ def _own_steps(schema: Schema, found: Found) -> Iterator[Step]:
     for migration in OWN_MIGRATIONS:
         if migration.id <= found.own_revision:
             continue
-        record = statements["record_own_revision"].replace("{id}", str(migration.id))
         what = f"add this library's objects: {migration.name}"
         if migration is FUNCTIONS:
             what = "upgrade add_job and add_jobs, unless npm's installer created them"
-        yield Step(what, schema.render(record.replace("{name}", migration.name)))
+        yield Step(what, schema.render(record_script(migration)))
         if migration is FUNCTIONS:
             # Not if they were created just now. Their text is in schema/add_jobs.sql, and is not repeated in
             # own/.
             if found.has_own_functions:
                 yield Step("", schema.render(read_statements("schema/add_jobs.sql")["functions"]))
         elif migration is not WORKERS or not found.brings_workers:
-            yield Step("", schema.render(_own_script(migration)))
+            yield Step("", schema.render(own_script(migration)))
 
 
-def _own_script(migration: OwnMigration) -> str:
+def base_scripts() -> list[str]:
+    """Return the scripts that install Graphile Worker's own part in a schema without a ledger."""
+    statements = read_statements("migrate.sql")
+    return [statements["create_ledger"], statements["record_all_revisions"], *_object_scripts()]
+
+
+def _object_scripts() -> list[str]:
+    functions = read_statements("schema/add_jobs.sql")["functions"]
+    return [read_script("schema/tables.sql"), functions, read_script("schema/administer.sql")]
+
+
+def record_script(migration: OwnMigration) -> str:
+    """Return the statement that records a migration in the library's ledger."""
+    record = read_statements("migrate.sql")["record_own_revision"].replace("{id}", str(migration.id))
+    return record.replace("{name}", migration.name)
+
+
+def own_script(migration: OwnMigration) -> str:
+    """Return the script of a migration."""
     script = read_script(f"own/{migration.id:03}_{migration.name}.sql")
     if migration is ADD:
         statement = read_statements("caller_jobs.sql")["add_each_job"]

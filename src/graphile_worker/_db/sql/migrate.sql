@@ -126,5 +126,12 @@ join pg_catalog.pg_class as class on class.oid {=} index.indexrelid
 join pg_catalog.pg_namespace as namespace on namespace.oid {=} class.relnamespace
 where namespace.nspname {=} $1 and class.relname {=} $2;
 
+-- name: inspect_indexes
+select class.relname as name, index.indisvalid as is_valid
+from pg_catalog.pg_index as index
+join pg_catalog.pg_class as class on class.oid {=} index.indexrelid
+join pg_catalog.pg_namespace as namespace on namespace.oid {=} class.relnamespace
+where namespace.nspname {=} $1;
+
 -- name: drop_index
 drop index concurrently if exists {schema}.{name};
