@@ -49,17 +49,20 @@ from graphile_worker._worker.processes.protocol import (
 from graphile_worker._worker.processes.remote_errors import pack_error, pack_record
 from graphile_worker._worker.processes.shared_heartbeat import SharedHeartbeat
 from graphile_worker.errors import GraphileWorkerError, TaskError
+from graphile_worker.middleware.base import around_call, overriding
 from graphile_worker.outcome import unwrap_control_flow
 from graphile_worker.tasks import Task, task_of
 from graphile_worker.workers import since_boot
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from types import FrameType
 
     from graphile_worker._tasks.task_reference import Reference
     from graphile_worker._worker.execution.handlers import Call, TaskHandler
     from graphile_worker._worker.processes.protocol import Request
     from graphile_worker.job import Job
+    from graphile_worker.middleware import Middleware
 
 _TIME_TO_END = 5.0
 _CHECK_INTERVAL = 1.0
@@ -102,6 +105,7 @@ class TaskProcess:
         self._program = setup.program
         self._requests: SimpleQueue[tuple[Load | Run, RemoteDeadline | None] | None] = SimpleQueue()
         self._handlers: dict[Reference, TaskHandler] = {}
+        self._call_layers: dict[Reference, Sequence[Middleware]] = {}
         self._busy = False
         self._worker = WorkerProxy(channel, setup.schema)
         self._progress = RemoteProgress(channel)
@@ -177,6 +181,7 @@ class TaskProcess:
         app = sys.modules.get("graphile_worker.app")
         if app is not None and not task._is_unattached and isinstance(task.queue, app.App):
             task.queue._add_jobs_through(self._environment.utils)
+            self._call_layers[reference] = overriding(task.queue.settings["middleware"] or (), "call")
 
     def _find(self, reference: Reference) -> Task[Any, Any, Any]:
         ImportState.is_importing = True
@@ -199,19 +204,23 @@ class TaskProcess:
         handler = self._handlers[run.task]
         job = msgspec.structs.replace(run.job, payload=decode_payload(run.payload))
         call = handler.call(job, self._environment, deadline)
-        return _call_function(handler, job, call, self._forks)
+        layers = () if handler.is_async else self._call_layers.get(run.task, ())
+        function = around_call(layers, partial(handler.function, *call.args, **call.kwargs))
+        return _call_function(function, handler, job, call, self._forks)
 
 
 def _reply_to(message: Load | Run) -> Request:
     return message.request._replace(process=os.getpid())
 
 
-def _call_function(handler: TaskHandler, job: Job, call: Call, forks: ForkGuard) -> Any:
+def _call_function(
+    function: Callable[[], Any], handler: TaskHandler, job: Job, call: Call, forks: ForkGuard
+) -> Any:
     """Call the task's function and return its result. Await an awaitable on a new event loop."""
     if call.batch is not None and not call.batch.valid_items:
         value = None  # every item has the wrong type
     else:
-        value = handler.function(*call.args, **call.kwargs)
+        value = function()
     if call.batch is None and not inspect.isawaitable(value):
         return value
 

@@ -23,25 +23,8 @@ def main() -> None:
     raises_interrupt = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if raises_interrupt and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    import click  # noqa: PLC0415
+    from graphile_worker.cli.entry import run_command  # noqa: PLC0415
 
-    from graphile_worker.cli import logs  # noqa: PLC0415
-    from graphile_worker.cli.command import root  # noqa: PLC0415
-    from graphile_worker.cli.exit_codes import exit_by_signal  # noqa: PLC0415
-    from graphile_worker.errors import GraphileWorkerError  # noqa: PLC0415
-
-    try:
-        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL and raises_interrupt:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.exit(root(prog_name="graphile-worker", standalone_mode=False))
-    except click.ClickException as error:
-        if isinstance(error, click.NoSuchOption) and error.option_name == "--concurrency":
-            # The option is called concurrency in Python; the flag has Graphile Worker's name.
-            error = click.UsageError(f"{error.message} Did you mean '--jobs'?", ctx=error.ctx)
-        error.show()
-        sys.exit(error.exit_code)
-    except (GraphileWorkerError, OSError) as error:  # such as an unreadable folder, or a full disk
-        logs.report(error)
-        sys.exit(1)
-    except (click.Abort, KeyboardInterrupt):
-        exit_by_signal(signal.SIGINT)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL and raises_interrupt:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.exit(run_command(sys.argv[1:], "graphile-worker"))

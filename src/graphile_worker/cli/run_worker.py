@@ -25,7 +25,7 @@ from graphile_worker.cli import logs
 from graphile_worker.cli.control import Control
 from graphile_worker.cli.exit_codes import BREAKING_MIGRATION, exit_by_signal
 from graphile_worker.cli.printing import cleanup_summary
-from graphile_worker.cli.settings import SETTING_NAMES, unknown_variables
+from graphile_worker.cli.settings import HOST, HOST_APP, SETTING_NAMES, unknown_variables
 from graphile_worker.cli.unserved import warn_of_unserved
 from graphile_worker.client import WorkerUtils
 from graphile_worker.errors import ConfigurationError, MissingExtraError, SchemaTooNewError
@@ -274,7 +274,8 @@ def load(settings: Mapping[str, Value], app_path: str | None) -> App | Tasks:
             if (declared := task_of(function)) is not None and declared._is_unattached:
                 declared._attach(app)  # so that tasks can enqueue each other
         return tasks
-    found = load_object(app_path)
+    host = HOST.get()
+    found = load_object(app_path) if host is None or app_path != HOST_APP else host.app
     if isinstance(found, App):
         return _configure(found, settings)
     if isinstance(found, Mapping):

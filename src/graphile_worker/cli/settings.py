@@ -10,6 +10,7 @@ import difflib
 import os
 import re
 import tomllib
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -24,7 +25,7 @@ from graphile_worker._worker.option_kinds import (
     Size,
     Switch,
 )
-from graphile_worker._worker.run_options import OPTIONS
+from graphile_worker._worker.run_options import OPTIONS, AppSettings
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.history import KEEP
 from graphile_worker.workers import parse_address
@@ -32,11 +33,14 @@ from graphile_worker.workers import parse_address
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from graphile_worker.app import App
+
     Read: TypeAlias = Callable[[object], Any]
 
 FILE = "graphile-worker.toml"
 PYPROJECT = "pyproject.toml"
 PREFIX = "GRAPHILE_WORKER_"
+_CONNECTION_ARGUMENTS = ("dsn", *AppSettings.__annotations__)
 _JOB_VARIABLES = ("DEBUG", "CONTROL", "PAYLOAD_FORMAT", "TASK_IDENTIFIER", "JOB_")
 """How other variables continue after the prefix: variables of the library, and those that a program receives
 when it runs as a task."""
@@ -334,6 +338,23 @@ class Value(NamedTuple):
     source: str
 
 
+class Host(NamedTuple):
+    """A program whose command line contains this command, such as ``flask``."""
+
+    app: App
+    """The app that the host uses. Its settings apply unless a flag overrides them."""
+    program: str
+    """The module that Python runs for the host's command line."""
+    reloads: bool = False
+    """Whether the host itself restarts ``dev`` when the code changes."""
+
+
+HOST: ContextVar[Host | None] = ContextVar("host", default=None)
+"""The host of the command that runs now."""
+HOST_APP = "the app"
+"""What stands for the host's app instead of ``MODULE:APP``."""
+
+
 def gather(
     flags: Mapping[str, Any],
     file: str | None = None,
@@ -362,9 +383,21 @@ def gather(
     for setting in SETTINGS:
         if raw := environment.get(setting.environment):
             values[setting.name] = _read(setting, raw, setting.environment)
+    if (host := HOST.get()) is not None:
+        values |= _settings_of(host.app)
     for name, value in flags.items():
         values[name] = Value(value, _BY_NAME[name].flags[-1])
     return values
+
+
+def _settings_of(app: App) -> dict[str, Value]:
+    """Return the settings that the host's app has."""
+    found = {
+        setting.name: Value(app.settings[setting.argument], HOST_APP)
+        for setting in SETTINGS
+        if setting.argument in _CONNECTION_ARGUMENTS and app._sets(setting.argument)
+    }
+    return {**found, "app": Value(HOST_APP, HOST_APP)}
 
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> Iterable[str]:

@@ -21,6 +21,7 @@ from graphile_worker._worker.service import pause_after
 from graphile_worker.cli.control import FINISH, VARIABLE
 from graphile_worker.cli.exit_codes import BREAKING_MIGRATION, exit_by_signal
 from graphile_worker.cli.fleet_health import FleetHealth
+from graphile_worker.cli.settings import HOST
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -73,6 +74,8 @@ class _Child:
         """
         child_read_end, write_end = os.pipe()
         read_end, child_write_end = os.pipe()
+        host = HOST.get()
+        program = "graphile_worker" if host is None else host.program
         path, health_socket = (None, None) if health is None else health.open_socket()
         passed = [
             child_read_end,
@@ -81,7 +84,7 @@ class _Child:
         ]
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-B", "-P", "-m", "graphile_worker", *sys.argv[1:],
+                sys.executable, "-B", "-P", "-m", program, *sys.argv[1:],
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=passed,
                 env={**os.environ, VARIABLE: ",".join(map(str, passed))},

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from graphile_worker.errors import ConfigurationError, TaskError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from graphile_worker.context import JobContext
     from graphile_worker.job import Job, JobSpec
@@ -33,9 +34,9 @@ class Adding(Protocol):
 class Middleware:
     """Base class for code that runs around jobs, around adding jobs, or before claims.
 
-    Override one or more of `execute`, `enqueue`, `claim_limit` and `attach`. The first middleware of a list
-    is the outermost. `execute` and `enqueue` may be ``async def``, or a plain ``def`` that returns the value
-    of `proceed`.
+    Override one or more of `execute`, `call`, `enqueue`, `claim_limit` and `attach`. The first middleware of
+    a list is the outermost. `execute` and `enqueue` may be ``async def``, or a plain ``def`` that returns the
+    value of `proceed`.
 
     Example:
         >>> import asyncio
@@ -73,6 +74,21 @@ class Middleware:
             proceed: Calls the next middleware or the task.
         """
         return proceed()  # pragma: no cover - only called if overridden
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Call a task's function that is a plain ``def``, where it runs: on its thread, or in its process.
+
+        Override it for what belongs to that place, such as connections that are kept for each thread. It runs
+        inside `execute`. A task with ``executor="process"`` uses the middleware of the app that its module
+        creates.
+
+        Args:
+            function: Calls the next middleware or the function. It takes no arguments.
+
+        Returns:
+            The value that the function returned.
+        """
+        return function()  # pragma: no cover - only called if overridden
 
     def enqueue(self, specs: Sequence[JobSpec], proceed: Adding) -> Any:  # noqa: ARG002
         """Add jobs: one or many at once, from an application, a task or a crontab.
@@ -167,18 +183,36 @@ def check_middleware(given: object) -> tuple[Middleware, ...]:
 def _check_methods(middleware: Middleware) -> None:
     """Check the methods now: a misspelled one would never be called, and a wrong one would fail each job."""
     name = type(middleware).__name__
-    methods = {"execute": "ctx, proceed", "enqueue": "specs, proceed", "claim_limit": "task, claimed"}
+    methods = {
+        "execute": "ctx, proceed",
+        "call": "function",
+        "enqueue": "specs, proceed",
+        "claim_limit": "task, claimed",
+    }
     if not any(overriding([middleware], method) for method in (*methods, "attach")):
         raise ConfigurationError(
-            f"{name} has no effect, because it overrides none of execute, enqueue, claim_limit and attach."
+            f"{name} has no effect, because it overrides none of execute, call, enqueue, claim_limit and "
+            "attach."
         )
     for method, parameters in methods.items():
         function = getattr(middleware, method)
         try:
-            inspect.signature(function).bind(None, None)
+            inspect.signature(function).bind(*parameters.split(", "))
         except TypeError:
             raise ConfigurationError(f"{name}.{method} must take (self, {parameters}).") from None
     if inspect.iscoroutinefunction(middleware.claim_limit):
         raise ConfigurationError(
             f"{name}.claim_limit is async; it must be a plain def, because it is called before each claim."
         )
+    if inspect.iscoroutinefunction(middleware.call):
+        raise ConfigurationError(
+            f"{name}.call is async; it must be a plain def, because it runs on the thread of the task. Use "
+            "execute for what runs on the event loop."
+        )
+
+
+def around_call(layers: Sequence[Middleware], function: Callable[[], Any]) -> Callable[[], Any]:
+    """Wrap the call of a function in the `call` methods of middleware. The first one is the outermost."""
+    for layer in reversed(layers):
+        function = partial(layer.call, function)
+    return function

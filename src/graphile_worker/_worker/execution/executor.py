@@ -18,7 +18,7 @@ from graphile_worker._worker.execution.middleware_chain import wrap
 from graphile_worker._worker.execution.threads import Threads
 from graphile_worker._worker.processes.pool import Processes
 from graphile_worker.errors import TaskError, TaskProcessError
-from graphile_worker.middleware.base import overriding
+from graphile_worker.middleware.base import around_call, overriding
 from graphile_worker.outcome import Failed, Interrupted, unwrap_control_flow
 
 if TYPE_CHECKING:
@@ -67,8 +67,10 @@ class Executor:
         """Whether the event loop is being closed, which cancels the worker and its jobs."""
         self.context: Callable[[], Context] = copy_context().copy
         """Returns a copy of the context variables with which the worker was started, for a job."""
+        middleware = list(middleware)
         layers = overriding(middleware, "execute")
         self._perform = wrap(layers, self._call, environment)
+        self._call_layers = overriding(middleware, "call")
         # Most tasks are coroutine functions that need nothing around them. Each coroutine in between would
         # cost time whenever a job starts and whenever it continues.
         self._direct = {
@@ -183,7 +185,9 @@ class Executor:
     async def _call_on_thread(
         self, function: Callable[..., Any], call: Call, job: Job, deadline: Deadline | None
     ) -> Any:
-        future = self._threads.run(copy_context(), partial(function, *call.args, **call.kwargs))
+        future = self._threads.run(
+            copy_context(), around_call(self._call_layers, partial(function, *call.args, **call.kwargs))
+        )
         interrupted: asyncio.CancelledError | None = None
         while not future.done():
             try:
