@@ -51,8 +51,9 @@ def host_command(find_app: Callable[[], App], *, name: str, program: str) -> cli
             are started with it.
     """
 
-    @click.pass_context
-    def run(ctx: click.Context, /, arguments: tuple[str, ...]) -> None:
+    def run(arguments: tuple[str, ...]) -> None:
+        # Not a parameter, because Litestar passes its own objects to parameters with some names.
+        ctx = click.get_current_context()
         token = HOST.set(Host(find_app(), program))
         try:
             ctx.exit(run_command(arguments, ctx.command_path))

@@ -165,7 +165,7 @@ class JobAdmin(ReadOnlyAdmin):
     @admin.action(description="Cancel the selected jobs, also running ones", permissions=["retry"])
     def cancel(self, request: Any, queryset: Any) -> None:
         """Cancel jobs, even running ones."""
-        reason = f"Cancelled by {request.user.get_username()}"
+        reason = f"by {request.user.get_username()}"
         self._change(
             request,
             queryset,

@@ -9,7 +9,10 @@ from typing import Any
 from django.apps import AppConfig, apps
 from django.core.signals import setting_changed
 
+from graphile_worker._tasks.task_reference import ImportState
 from graphile_worker.contrib.django import app, configuration
+
+_SETUP = "graphile_worker.contrib.django.setup"
 
 
 class GraphileWorkerConfig(AppConfig):
@@ -24,6 +27,8 @@ class GraphileWorkerConfig(AppConfig):
         """Prepare the app, when all models are loaded."""
         from graphile_worker.contrib.django import checks  # noqa: F401, PLC0415 - registers the checks
 
+        if _SETUP not in ImportState.first:
+            ImportState.first.append(_SETUP)
         app.read_settings()
         setting_changed.connect(_on_setting_changed)
         discover_tasks()

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.core import checks
 from django.db import connections
+from django.db.migrations.recorder import MigrationRecorder
 
 from graphile_worker.contrib.django import app, configuration
 from graphile_worker.errors import GraphileWorkerError
@@ -17,12 +18,15 @@ def check_schema(databases: Any = None, **_: Any) -> list[checks.CheckMessage]:
     alias = app.database
     if alias not in (databases or ()) or connections[alias].vendor != "postgresql":
         return []
+    # Before manage.py migrate, which runs this check too, there is nothing to warn of.
+    if not any(label == "graphile_worker" for label, _ in MigrationRecorder(connections[alias]).applied_migrations()):
+        return []
     try:
         app.utils.stats_sync(connection=alias)
     except GraphileWorkerError as error:
         return [
             checks.Warning(
-                str(error), hint=f"Run manage.py migrate --database {alias}.", id="graphile_worker.W001"
+                str(error), hint="Run manage.py graphile_worker migrate.", id="graphile_worker.W001"
             )
         ]
     return []

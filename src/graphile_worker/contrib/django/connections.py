@@ -17,11 +17,34 @@ from graphile_worker.middleware import Middleware
 from graphile_worker.testing.overrides import IN_TEST_JOB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from graphile_worker.context import JobContext
     from graphile_worker.contrib.django.django_app import DjangoApp
     from graphile_worker.middleware.base import Running
+
+
+class _Closer:
+    """Closes the connections of a thread when the thread ends.
+
+    Python would do so only when it next collects garbage, because Django's connections refer to themselves.
+    """
+
+    connections: Sequence[Any] = ()
+
+    def __del__(self) -> None:
+        for connection in self.connections:
+            with suppress(Exception):
+                connection.inc_thread_sharing()
+                connection.close()
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.closer = _Closer()
+
+
+_THREAD = _Thread()
 
 
 class DjangoConnections(Middleware):
@@ -51,6 +74,7 @@ class DjangoConnections(Middleware):
             return function()
         finally:
             _after()
+            _THREAD.closer.connections = _open_connections()
 
     async def execute(self, ctx: JobContext[Any], proceed: Running) -> Any:
         """Run a coroutine between two checks of the connections of Django's thread."""
@@ -66,6 +90,13 @@ class DjangoConnections(Middleware):
             # Another coroutine may be reading from the connection. A lost one is closed in any case.
             await self._on_shared_thread(_after if not self._running else _close_lost)
 
+    async def close(self) -> None:
+        """Close the connections of Django's thread, because the worker has ended."""
+        from asgiref.sync import sync_to_async  # noqa: PLC0415 - Django has it
+
+        if not self._running:
+            await sync_to_async(self._call_there)(_close)
+
     async def _on_shared_thread(self, function: Callable[[], None]) -> None:
         """Call the function on Django's thread, unless that certainly has no connection."""
         from asgiref.sync import sync_to_async  # noqa: PLC0415 - Django has it
@@ -78,7 +109,9 @@ class DjangoConnections(Middleware):
     def _call_there(self, function: Callable[[], None]) -> None:
         function()
         self._shared_thread = threading.get_ident()
-        if not _open_connections():
+        if _open_connections():
+            self._threads_with_connections.add(self._shared_thread)
+        else:
             self._threads_with_connections.discard(self._shared_thread)
 
     def _listen(self) -> None:
@@ -112,6 +145,12 @@ def _before() -> None:
 def _after() -> None:
     for connection in _open_connections():
         connection.close_if_unusable_or_obsolete()
+
+
+def _close() -> None:
+    for connection in _open_connections():
+        if not connection.in_atomic_block:
+            connection.close()
 
 
 def _close_lost() -> None:

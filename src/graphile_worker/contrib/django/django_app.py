@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
     from graphile_worker._db.connection.drivers import AnyConnection
     from graphile_worker._db.queries.cancellations import CancelAnswer
-    from graphile_worker._worker.run_options import AppRunOptions
+    from graphile_worker._worker.run_options import AppRunOnceOptions, AppRunOptions
+    from graphile_worker.client import WorkerUtils
     from graphile_worker.job import Job, JobSpec
+    from graphile_worker.outcome import RunSummary
     from graphile_worker.runner import Runner
     from graphile_worker.tasks import HandlerClass
 
@@ -86,10 +88,20 @@ class DjangoApp(App):
     @asynccontextmanager
     async def running(self, **options: Unpack[AppRunOptions]) -> AsyncIterator[Runner]:
         """Run a worker for the duration of an ``async with`` block: see `App.running`."""
-        async with super().running(**options) as runner:
-            if self.on_running is not None:
-                self.on_running(runner)
-            yield runner
+        try:
+            async with super().running(**options) as runner:
+                if self.on_running is not None:
+                    self.on_running(runner)
+                yield runner
+        finally:
+            await self._connections.close()
+
+    async def run_once(self, **options: Unpack[AppRunOnceOptions]) -> RunSummary:
+        """Run all jobs that are due, and the jobs that they add: see `App.run_once`."""
+        try:
+            return await super().run_once(**options)
+        finally:
+            await self._connections.close()
 
     def read_settings(self) -> None:
         """Apply ``settings.GRAPHILE_WORKER``. Django calls it at its start, by the app's configuration."""
@@ -163,6 +175,9 @@ class DjangoApp(App):
     ) -> CancelAnswer | None:
         """Cancel a job, even if it is running, from code without an event loop."""
         return super().cancel_job_sync(job_id, reason, connection=self.on_django(connection))
+
+    def _add_jobs_through(self, utils: WorkerUtils) -> None:
+        """Do nothing: a process for tasks has a Django connection, so its jobs are part of its transaction."""
 
     async def _call_spec(
         self, spec: JobSpec, limit: float | None, *, connection: AnyConnection | None = None

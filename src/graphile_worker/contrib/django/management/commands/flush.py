@@ -11,6 +11,7 @@ from typing import Any
 from django.core.management.commands.flush import Command as FlushCommand
 from django.db import DEFAULT_DB_ALIAS, connections
 
+from graphile_worker.contrib.django import app
 from graphile_worker.contrib.django.emptying import empty_queue
 from graphile_worker.contrib.django.operations import is_queue
 
@@ -24,3 +25,4 @@ class Command(FlushCommand):
         connection = connections[options.get("database") or DEFAULT_DB_ALIAS]
         if is_queue(connection):
             empty_queue(connection)
+            app.close_sync()  # its connections would keep Django from dropping the test database
