@@ -73,7 +73,9 @@ class AdaptedConnection:
     @property
     def _top_xact(self) -> Any:
         """The outermost transaction; any object if it is Django's."""
-        return _DJANGO_TRANSACTION if self._opened is None and self._is_in_django_transaction else self._opened
+        return (
+            _DJANGO_TRANSACTION if self._opened is None and self._is_in_django_transaction else self._opened
+        )
 
     @_top_xact.setter
     def _top_xact(self, transaction: Any) -> None:
@@ -144,7 +146,9 @@ class AdaptedConnection:
                 cursor.execute(sql)
                 if cursor.description is None:
                     return []
-                kind = type("Row", (_Row,), {"_names": {one[0]: i for i, one in enumerate(cursor.description)}})
+                kind = type(
+                    "Row", (_Row,), {"_names": {one[0]: i for i, one in enumerate(cursor.description)}}
+                )
                 return [kind(row) for row in cursor.fetchall()]
         except Exception as error:
             known = as_known_error(error)

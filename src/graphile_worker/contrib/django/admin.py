@@ -143,9 +143,7 @@ class JobAdmin(ReadOnlyAdmin):
             request,
             queryset,
             lambda ids: len(
-                app.utils.reschedule_jobs_sync(
-                    ids, run_at=timedelta(0), attempts=0, connection=app.database
-                )
+                app.utils.reschedule_jobs_sync(ids, run_at=timedelta(0), attempts=0, connection=app.database)
             ),
             "will be retried",
         )
@@ -180,9 +178,7 @@ class JobAdmin(ReadOnlyAdmin):
         self._change(
             request,
             queryset,
-            lambda ids: len(
-                app.utils.permanently_fail_jobs_sync(ids, reason, connection=app.database)
-            ),
+            lambda ids: len(app.utils.permanently_fail_jobs_sync(ids, reason, connection=app.database)),
             "failed permanently",
         )
 

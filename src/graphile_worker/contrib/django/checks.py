@@ -19,7 +19,9 @@ def check_schema(databases: Any = None, **_: Any) -> list[checks.CheckMessage]:
     if alias not in (databases or ()) or connections[alias].vendor != "postgresql":
         return []
     # Before manage.py migrate, which runs this check too, there is nothing to warn of.
-    if not any(label == "graphile_worker" for label, _ in MigrationRecorder(connections[alias]).applied_migrations()):
+    if not any(
+        label == "graphile_worker" for label, _ in MigrationRecorder(connections[alias]).applied_migrations()
+    ):
         return []
     try:
         app.utils.stats_sync(connection=alias)

@@ -198,9 +198,7 @@ class Attempt(ReadOnlyModel):
 
     job_id = models.BigIntegerField("job", primary_key=True)
     attempt = models.SmallIntegerField()
-    outcome = models.SmallIntegerField(
-        choices=[(code, str(outcome)) for code, outcome in OUTCOMES.items()]
-    )
+    outcome = models.SmallIntegerField(choices=[(code, str(outcome)) for code, outcome in OUTCOMES.items()])
     final = models.BooleanField()
     ended_at = models.DateTimeField()
     started_at = models.DateTimeField(null=True)
@@ -225,5 +223,3 @@ class Attempt(ReadOnlyModel):
 
     def __str__(self) -> str:
         return f"attempt {self.attempt} of job {self.job_id}"
-
-

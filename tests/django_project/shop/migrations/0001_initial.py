@@ -11,7 +11,12 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             "Order",
             [
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
                 ("item", models.TextField()),
                 ("notes", models.JSONField(default=list)),
             ],

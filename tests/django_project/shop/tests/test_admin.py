@@ -69,7 +69,8 @@ class AdminPages(TestCase):
         job = Job.objects.get(key="later")
         with app_connection() as cursor:
             cursor.execute(
-                "update graphile_worker._private_jobs set locked_at = now(), locked_by = 'node' where id = %s", [job.pk]
+                "update graphile_worker._private_jobs set locked_at = now(), locked_by = 'node' where id = %s",
+                [job.pk],
             )
         self.assertIn("1 of the selected jobs were not changed", self.act("remove", job))
 

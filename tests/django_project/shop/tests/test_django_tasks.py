@@ -45,10 +45,14 @@ class DjangoTasks(TestCase):
         self.assertEqual((result.status, result.is_finished), (TaskResultStatus.READY, False))
         self.assertEqual((result.args, result.kwargs), ([1], {"right": 2}))
         result.refresh()
-        self.assertEqual((result.status, result.enqueued_at), (TaskResultStatus.READY, Job.objects.get().created_at))
+        self.assertEqual(
+            (result.status, result.enqueued_at), (TaskResultStatus.READY, Job.objects.get().created_at)
+        )
         run_jobs()
         result.refresh()
-        self.assertEqual((result.status, result.return_value, result.attempts), (TaskResultStatus.SUCCESSFUL, 3, 1))
+        self.assertEqual(
+            (result.status, result.return_value, result.attempts), (TaskResultStatus.SUCCESSFUL, 3, 1)
+        )
         self.assertIsNotNone(result.started_at)
         self.assertIsNotNone(result.finished_at)
         self.assertEqual(tasks.add.get_result(result.id).return_value, 3)
@@ -93,7 +97,9 @@ class DjangoTasks(TestCase):
     def test_key_serial_queue_attempts_and_timeout_are_options_of_a_task(self) -> None:
         for order in (1, 1, 2):
             tasks.keyed.enqueue(order)
-        self.assertEqual(list(Job.objects.order_by("pk").values_list("key", flat=True)), ["order:1", "order:2"])
+        self.assertEqual(
+            list(Job.objects.order_by("pk").values_list("key", flat=True)), ["order:1", "order:2"]
+        )
         job = Job.objects.first()
         self.assertEqual((job.job_queue.queue_name, job.flags), ("orders", {"timeout:30": True}))
         tasks.keyed.using(max_attempts=3, serial="other", job_key=None, priority=5).enqueue(3)
@@ -115,7 +121,11 @@ class DjangoTasks(TestCase):
 
         receivers = {
             signal: remember(name)
-            for name, signal in (("enqueued", task_enqueued), ("started", task_started), ("finished", task_finished))
+            for name, signal in (
+                ("enqueued", task_enqueued),
+                ("started", task_started),
+                ("finished", task_finished),
+            )
         }
         for signal, receiver in receivers.items():
             signal.connect(receiver)
@@ -151,7 +161,9 @@ class DjangoTasks(TestCase):
         order = Order.objects.create(item="tea")
         name = identifier_of(tasks.keyed)
         self.assertEqual(name, "shop/tasks/keyed")
-        app.add_jobs_sync([JobSpec(name, {"kwargs": {"order": order.pk}}), JobSpec(name, {"args": [order.pk]})])
+        app.add_jobs_sync(
+            [JobSpec(name, {"kwargs": {"order": order.pk}}), JobSpec(name, {"args": [order.pk]})]
+        )
         self.assertEqual(run_jobs().succeeded, 2)
         order.refresh_from_db()
         self.assertEqual(order.notes, ["keyed", "keyed"])

@@ -157,5 +157,3 @@ class JobsThatAreCommitted(TransactionTestCase):
                     await admin.execute("select pg_terminate_backend($1, 10000)", tasks.PIDS[-1])
         await sync_to_async(connections.close_all)()
         self.assertEqual(errors, [])
-
-
