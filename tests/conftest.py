@@ -22,6 +22,8 @@ from support.postgres import Installation, installations
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+collect_ignore = ["django_project"]  # the tests of a project of its own: see test_contrib_django.py
+
 # The duration of an example depends on the machine's load, so hypothesis does not check it.
 settings.register_profile("without deadline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("without deadline")

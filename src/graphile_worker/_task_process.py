@@ -188,6 +188,7 @@ class TaskProcess:
     def _find(self, reference: Reference) -> Task[Any, Any, Any]:
         ImportState.is_importing = True
         try:
+            self._program.import_first()
             if reference.folder is not None:
                 found = load_tasks(reference.folder).get(reference.name)
             else:

@@ -15,6 +15,7 @@ import msgspec
 from graphile_worker._base.checked_connection import (
     AutocommitConnection,
     CheckedConnection,
+    DefaultConnection,
     in_transaction_if_required,
 )
 from graphile_worker._base.durations import seconds
@@ -368,7 +369,8 @@ class WorkerUtils(Administration):
     def _checked(self, connection: AnyConnection | None) -> CheckedConnection | None:
         if connection is None or isinstance(connection, AutocommitConnection):
             return connection
-        return CheckedConnection(connection, require=self._require_transaction, warn=True)
+        warn = not isinstance(connection, DefaultConnection)
+        return CheckedConnection(connection, require=self._require_transaction, warn=warn)
 
     async def _through_middleware(
         self, specs: Sequence[JobSpec], add: Callable[[Sequence[JobSpec]], Awaitable[Sequence[Job]]]

@@ -1,27 +1,21 @@
-"""The tasks of the shop, and the app that runs them."""
+"""The tasks of the shop. Django imports this module at its start, because it is called tasks."""
 
-import logging
-import os
+from django.db import transaction
 
-from django.db import close_old_connections, transaction
-
-from graphile_worker import App, JobContext
+from graphile_worker import JobContext
+from graphile_worker.contrib.django import app
 
 from .models import Order
-
-logging.basicConfig(level=logging.INFO)
-app = App(os.environ["DATABASE_URL"])
 
 
 @app.task
 def write_invoice(ctx: JobContext, order: int) -> None:
     """Write the invoice, add the next job, and complete this one: all three in one transaction."""
-    close_old_connections()  # a thread keeps its connection, which may be lost since the last job
     with transaction.atomic():
         stored = Order.objects.get(pk=order)
         stored.invoiced = True
         stored.save()
-        send_receipt.using(connection="default").enqueue_sync(order=order, email=stored.email)
+        send_receipt.enqueue_sync(order=order, email=stored.email)
         ctx.complete_sync(connection="default")
 
 

@@ -21,7 +21,7 @@ def place_order(request: HttpRequest) -> JsonResponse:
     try:
         with transaction.atomic():
             order = Order.objects.create(item=new["item"], email=new["email"])
-            job = write_invoice.using(connection="default").enqueue_sync(order=order.pk)
+            job = write_invoice.enqueue_sync(order=order.pk)
             charge(new["card"])
     except CardDeclinedError:
         return JsonResponse({"error": "The card was declined."}, status=402)

@@ -98,6 +98,10 @@ class CheckedConnection:
             )
 
 
+class DefaultConnection(CheckedConnection):
+    """The connection that an app uses if the caller names none. In autocommit there is no warning."""
+
+
 class AutocommitConnection(CheckedConnection):
     """A caller's connection that must not be in a transaction, because the caller waits for the job.
 

@@ -6,7 +6,7 @@ import importlib
 import runpy
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.tasks import task_of
@@ -37,6 +37,8 @@ class Program(NamedTuple):
     main_name: str | None
     """The module that was started with ``python -m``."""
     main_file: str | None
+    first: list[str]
+    """Modules to import before any other, because they prepare the process."""
 
     @classmethod
     def current(cls) -> Program:
@@ -49,7 +51,13 @@ class Program(NamedTuple):
             arguments=list(sys.argv),
             main_name=None if spec is None else spec.name,
             main_file=getattr(main, "__file__", None),
+            first=list(ImportState.first),
         )
+
+    def import_first(self) -> None:
+        """Import the modules that prepare the process."""
+        for name in self.first:
+            importlib.import_module(name)
 
     def import_main(self) -> ModuleType:
         """Import the program's main file without the code under ``if __name__ == "__main__"``."""
@@ -71,6 +79,8 @@ class ImportState:
     is_importing = False
     main: ModuleType | None = None
     """The imported main module, if it has been imported."""
+    first: ClassVar[list[str]] = []
+    """Modules that a task process imports before a task's own module."""
 
 
 def reject_while_importing() -> None:
@@ -91,7 +101,7 @@ def reference_to(task: Task[Any, Any, Any]) -> Reference:
     if task.loaded_from is not None:
         return Reference("", task.loaded_from[1], task.loaded_from[0])
     module = sys.modules.get(task.__module__)
-    if task.__module__ == MAIN and Program.current()[2:] == (None, None):
+    if task.__module__ == MAIN and Program.current()[2:4] == (None, None):
         raise ConfigurationError(
             f"The task {task.identifier!r} cannot run in a process: it was declared interactively, and a "
             "process can only import it from a file. Move it to a file."

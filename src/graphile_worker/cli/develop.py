@@ -13,7 +13,7 @@ import click
 from graphile_worker.app import App
 from graphile_worker.cli.control import VARIABLE
 from graphile_worker.cli.run_worker import load, resolve_app_path, run_worker
-from graphile_worker.cli.settings import Value
+from graphile_worker.cli.settings import HOST, Value
 from graphile_worker.cli.show_settings import masked
 from graphile_worker.embedded import EmbeddedPostgres
 from graphile_worker.errors import ConfigurationError, MissingExtraError
@@ -31,7 +31,8 @@ def develop(settings: dict[str, Value], app_path: str | None) -> None:
         settings["connection"] = Value(_EMBEDDED, _SOURCE)
     if settings["log_format"].source == "default":
         settings["log_format"] = Value("pretty", _SOURCE)
-    if os.environ.get(VARIABLE):  # this process is the worker itself
+    host = HOST.get()
+    if os.environ.get(VARIABLE) or (host is not None and host.reloads):  # this process is the worker itself
         run_worker(settings, app_path, dev=True)
         return
     if find_spec("watchfiles") is None:

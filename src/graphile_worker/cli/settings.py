@@ -345,6 +345,8 @@ class Host(NamedTuple):
     """The app that the host uses. Its settings apply unless a flag overrides them."""
     program: str
     """The module that Python runs for the host's command line."""
+    reloads: bool = False
+    """Whether the host itself restarts ``dev`` when the code changes."""
 
 
 HOST: ContextVar[Host | None] = ContextVar("host", default=None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextvars import ContextVar
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
@@ -23,13 +25,14 @@ from graphile_worker._worker.execution.executor import Executor
 from graphile_worker._worker.execution.handlers import read_handlers, read_specs
 from graphile_worker._worker.execution.job_log import JobLog
 from graphile_worker._worker.execution.slots import Slots
+from graphile_worker._worker.execution.threads import Threads
 from graphile_worker.context import WorkerEnvironment
 from graphile_worker.errors import DatabaseError
 from graphile_worker.outcome import Cancel, Failed, Returned, Snooze, Snoozed, as_cancelled, default_delay
 from graphile_worker.testing.progress import RecordedProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Iterable, Mapping, Sequence
     from datetime import datetime
 
     from graphile_worker._base.logs import ScopedLogger
@@ -48,6 +51,10 @@ _MAX_CLAIM_WAIT = 0.25
 """Seconds to wait for jobs that another statement has locked; afterwards they count as claimed by it."""
 _MAX_RECORD_WAIT = 10.0
 """Seconds for which another transaction may lock the row of a job that has run here."""
+
+
+THREADS: ContextVar[Callable[[], Threads] | None] = ContextVar("threads", default=None)
+"""Returns what runs plain functions, instead of threads of their own."""
 
 
 class SingleJobWorker:
@@ -237,6 +244,8 @@ class _CancellableExecutor(Executor):
     ) -> None:
         super().__init__(handlers, environment, 0.0, middleware)
         self._cancellation = cancellation
+        if (make_threads := THREADS.get()) is not None:
+            self._threads = make_threads()
 
     async def execute(self, run: JobRun) -> Outcome:
         """Run the job to its end."""

@@ -15,6 +15,7 @@ import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
 from graphile_worker._base.checked_connection import CheckedConnection
+from graphile_worker._db.connection.adapted import AdaptedConnection
 from graphile_worker._db.connection.connect import Pool
 from graphile_worker.errors import ConfigurationError
 
@@ -42,7 +43,7 @@ def adapt_connection(connection: Any) -> Connection:
 
 def is_connection(given: object) -> bool:
     """Return whether the object is an asyncpg connection."""
-    return isinstance(given, asyncpg.Connection | PoolConnectionProxy)
+    return isinstance(given, asyncpg.Connection | PoolConnectionProxy | AdaptedConnection)
 
 
 class CallerConnectionPool(Pool):

@@ -506,6 +506,7 @@ def find_driver(connection: Any, *, is_async: bool) -> SyncDriver | AsyncDriver 
 _DRIVERS: dict[str, tuple[type[SyncDriver] | None, type[AsyncDriver | BridgedDriver] | None]] = {
     "asyncpg.Connection": (None, Asyncpg),
     "asyncpg.PoolConnectionProxy": (None, Asyncpg),
+    "graphile_worker.AdaptedConnection": (None, Asyncpg),
     "psycopg.Connection": (Psycopg, None),
     "psycopg.AsyncConnection": (None, AsyncPsycopg),
     "psycopg2.connection": (Psycopg2, None),
