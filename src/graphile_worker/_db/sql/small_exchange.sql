@@ -16,13 +16,13 @@
 -- The settings are those of the function, and are set once in a session.
 
 -- name: set_planner
-select set_config(name, value, false)
-from pg_settings
+select set_config(wanted.name, wanted.value, false)
+from pg_settings as setting
 join (
   values
     ('jit', 'off'), ('plan_cache_mode', 'force_generic_plan'), ('enable_seqscan', 'off'), ('enable_bitmapscan', 'off'),
     ('enable_hashjoin', 'off'), ('enable_mergejoin', 'off'), ('enable_sort', 'off'), ('enable_incremental_sort', 'off')
-) as wanted (name, value) using (name);
+) as wanted (name, value) on wanted.name = setting.name;
 
 -- name: record
 -- The first common table expressions of both statements.
@@ -97,7 +97,7 @@ select
   ) as job
   where (select current_session.is_valid from current_session) and not exists (
     -- A sweeper would release the jobs of a dead worker while they run.
-    select from {schema}._private_workers as dead where dead.id = $1 and dead.metadata ? 'died_at'
+    select from {schema}._private_python_dead_workers as dead where dead.worker_id = $1
   )
 ), best as materialized (
   select next_jobs.*, lead(next_jobs.priority) over in_order as second_priority,
