@@ -45,10 +45,13 @@ async def worker(database: str) -> AsyncIterator[ExchangeWorker]:
     await connection.close()
 
 
-async def exchange(worker: ExchangeWorker, held: Sequence[ClaimedJob] = (), wanted: int = 0) -> ExchangeReply:
+async def exchange(
+    worker: ExchangeWorker, held: Sequence[ClaimedJob] = (), wanted: int = 0, startable: int | None = None
+) -> ExchangeReply:
     """Make a small exchange, without a call of the function after it."""
     tasks = await database.register_tasks(worker.connection, SCHEMA, worker.identifiers)
-    return await worker.exchange_small([result_of(one) for one in held], ClaimRequest(wanted=wanted), tasks)
+    request = ClaimRequest(wanted=wanted, startable=startable)
+    return await worker.exchange_small([result_of(one) for one in held], request, tasks)
 
 
 class TestWhatIsSmall:
@@ -60,14 +63,13 @@ class TestWhatIsSmall:
     def test_completed_jobs_and_a_claim_that_is_probably_filled_are_small(self) -> None:
         assert is_small([self.result()], ClaimRequest())
         assert is_small([self.result()] * MOST_JOBS, self.CLAIM)
-        assert is_small([], ClaimRequest(wanted=2, startable=2, is_probably_filled=True))
+        assert is_small([], ClaimRequest(wanted=3, startable=2, is_probably_filled=True))
 
     @pytest.mark.parametrize(
         "values",
         [
             {"is_probably_filled": False},
             {"wanted": MOST_JOBS + 1},
-            {"wanted": 3, "startable": 2},
             {"forbidden_flags": ["x"]},
             {"as_of": datetime.now(UTC)},
             {"mark": Position(0, datetime.now(UTC), 1)},
@@ -130,6 +132,15 @@ class TestClaiming:
             await worker.exchange([result_of(held) for held in batch], 0)
         assert claimed == [job["id"] for priority in range(3) for job in jobs[priority::3]]
 
+    async def test_job_in_its_last_attempt_is_claimed_only_to_start_at_once(
+        self, db: asyncpg.Connection, worker: ExchangeWorker
+    ) -> None:
+        jobs = [(await add(db, max_attempts=attempts))["id"] for attempts in (1, 25, 1, 25)]
+        reply = await exchange(worker, wanted=4, startable=1)
+        assert (ids(reply.claimed), reply.withheld, reply.partial) == (jobs[:2], True, False)
+        reply = await exchange(worker, wanted=2, startable=1)
+        assert (ids(reply.claimed), reply.withheld) == (jobs[2:], False)
+
     async def test_several_workers_never_claim_a_job_twice(
         self, database: str, db: asyncpg.Connection
     ) -> None:
@@ -179,7 +190,7 @@ async def test_exchanges_do_not_read_row_versions_of_heartbeats(
         plans = [
             await worker.connection.fetchval(f"explain (analyze, buffers, format json) {text}", *arguments)
             for text, arguments in (
-                (statement, ("worker", 1, [], [], [1], 1)),
+                (statement, ("worker", 1, [], [], [1], 1, 1)),
                 (function, ("worker", [], [], *rest)),
             )
         ]
@@ -301,6 +312,12 @@ async def job_that_is_due_later_is_not_claimed(db: asyncpg.Connection, worker: E
     return not reply.claimed and reply.partial
 
 
+async def job_in_its_last_attempt_waits_for_a_slot(db: asyncpg.Connection, worker: ExchangeWorker) -> bool:
+    for attempts in (25, 1):
+        await add(db, max_attempts=attempts)
+    return len((await exchange(worker, wanted=2, startable=1)).claimed) == 1
+
+
 async def reply_tells_that_there_may_be_more(db: asyncpg.Connection, worker: ExchangeWorker) -> bool:
     await add(db)
     await add(db, queue_name="q")
@@ -346,6 +363,7 @@ GUARDS: dict[str, tuple[Promise, str, str]] = {
     "queue first": (job_waits_for_one_with_a_queue, "and job.job_queue_id is not null", "and false"),
     "other task first": (job_waits_for_one_of_another_task, _SECOND, "or true"),
     "due time": (job_that_is_due_later_is_not_claimed, "and job.run_at <= now()", ""),
+    "last attempt": (job_in_its_last_attempt_waits_for_a_slot, "where not judged.stays", ""),
     "partial reply": (reply_tells_that_there_may_be_more, "then 'partial'", "then 'end'"),
 }
 CHANGES = {

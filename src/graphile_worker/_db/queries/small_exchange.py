@@ -52,7 +52,6 @@ def is_small(results: Sequence[Result], request: ClaimRequest) -> bool:
         return False
     if request.wanted and not (
         request.is_probably_filled
-        and (request.startable is None or request.startable >= request.wanted)
         and request.forbidden_flags is None
         and request.as_of is None
         and request.mark is None
@@ -84,8 +83,9 @@ async def small_exchange(
     locks = [result.held.locked_at for result in results]
     if request.wanted:
         wanted_tasks = [id_ for id_, task in tasks.items() if request.tasks is None or task in request.tasks]
+        startable = request.wanted if request.startable is None else request.startable
         rows = await statements.complete_and_claim(
-            worker_id, generation, ids, locks, wanted_tasks, request.wanted
+            worker_id, generation, ids, locks, wanted_tasks, request.wanted, startable
         )
     else:
         rows = await statements.complete(worker_id, generation, ids, locks)

@@ -106,10 +106,10 @@ select
   window in_order as (order by next_jobs.priority, next_jobs.run_at, next_jobs.id)
   order by next_jobs.priority, next_jobs.run_at, next_jobs.id limit 1
 ), locked as materialized (
-  select job.id
+  select job.id, job.run_at, job.is_last
   from best
   cross join lateral (
-    select job.id from {schema}._private_jobs as job
+    select job.id, job.run_at, job.attempts + 1 >= job.max_attempts as is_last from {schema}._private_jobs as job
     where job.is_available and job.job_queue_id is null and job.flags is null and job.task_id = best.task_id
       and job.priority = best.priority and job.run_at <= now()
       and (
@@ -120,10 +120,18 @@ select
     for update skip locked
   ) as job
   where best.is_usual
+), judged as materialized (
+  -- If the worker crashes, a job that it claimed loses the attempt. So a job that does not start at once is not claimed
+  -- for its last attempt, nor is any job after it.
+  select ranked.id, bool_or(ranked.is_last and ranked.place > $7::integer) over in_order as stays
+  from (
+    select locked.*, row_number() over (order by locked.run_at, locked.id) as place from locked
+  ) as ranked
+  window in_order as (order by ranked.place)
 ), claimed as (
   update {schema}._private_jobs as job
     set attempts = job.attempts + 1, locked_by = $1, locked_at = now()
-    where job.id = any (array(select locked.id from locked))
+    where job.id = any (array(select judged.id from judged where not judged.stays))
     returning
       job.id, job.task_id, job.payload::text as payload, job.priority,
       least(greatest(job.run_at, '0001-01-01 00:00:00+00'), '9999-12-31 23:59:59.999999+00') as run_at,
@@ -145,8 +153,10 @@ union all
 select
   case
     when (select current_session.is_valid from current_session) is null then 'stale'
+    when exists (select from judged where judged.stays) then 'end'
     when (select count(*) from claimed) < $6::integer and exists (select from next_jobs) then 'partial'
     else 'end'
   end, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, now(), false, null,
   case when (select count(*) from claimed) = 0 and not exists (select from next_jobs) then 0 end,
-  extract(epoch from clock_timestamp() - statement_timestamp())::double precision, false;
+  extract(epoch from clock_timestamp() - statement_timestamp())::double precision,
+  exists (select from judged where judged.stays);
