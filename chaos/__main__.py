@@ -108,6 +108,7 @@ def _campaign(options: argparse.Namespace) -> Campaign:
         workers=options.workers,
         node=not options.no_node,
         mixed=options.mixed,
+        history=not options.no_history,
         rate=_MIXED_RATE if options.mixed else _RATE,
     )
 
@@ -154,6 +155,9 @@ def _parser() -> argparse.ArgumentParser:
         "--mixed", action="store_true", help="add as many Node workers, and inject faults into them too"
     )
     parser.add_argument("--no-node", action="store_true", help="run without a Node worker")
+    parser.add_argument(
+        "--no-history", action="store_true", help="keep no history, so that exchanges are plain statements"
+    )
     parser.add_argument("--no-comparison", action="store_true", help="skip the run with Node workers alone")
     parser.add_argument(
         "--output", type=Path, default=_OUTPUT, metavar="FOLDER", help="parent folder of the runs' folders"
@@ -171,6 +175,7 @@ def _command(options: argparse.Namespace) -> str:
         command += ["--faults", ",".join(options.faults)]
     command += ["--mixed"] if options.mixed else []
     command += ["--no-node"] if options.no_node else []
+    command += ["--no-history"] if options.no_history else []
     return shlex.join(command)
 
 

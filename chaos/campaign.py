@@ -70,6 +70,8 @@ class Campaign:
     """Whether only Node workers take part, for the comparison."""
     mixed: bool = False
     """Whether as many Node workers take part as Python workers, and faults hit both."""
+    history: bool = True
+    """Whether Python workers keep all attempts in the history. Then the audit compares it with what ran."""
     concurrency: int = 8
     rate: float = 40.0
     """Jobs added per second."""
@@ -146,7 +148,7 @@ async def _run(campaign: Campaign, folder: Path, phases: Ledger, tell: Callable[
         tell("no more jobs are added; the remaining jobs run")
         await _end(harness, campaign)
         phases.write(Phase(at=now(), name=OVER))
-        await _record_remaining(harness.server, folder)
+        await _record_remaining(harness.server, folder, history=campaign.history)
     return version
 
 
@@ -161,9 +163,7 @@ async def _assembled(campaign: Campaign, folder: Path) -> AsyncIterator[Harness]
         fleet = Fleet(processes, _REPLACEMENT * min(campaign.leases.scale, 1.0))
         stack.push_async_callback(fleet.close)
         for program in campaign.programs:
-            # Node workers keep their defaults, unless the run is about both programs.
-            prefetch = program == PYTHON or campaign.mixed
-            await fleet.add(program, server, folder, campaign.leases, campaign.concurrency, prefetch=prefetch)
+            await fleet.add(program, server, folder, campaign)
         feeder = Feeder(
             server,
             adds,
@@ -251,12 +251,14 @@ async def _drain(harness: Harness, limit: float) -> None:
             await asyncio.sleep(_POLL_INTERVAL)
 
 
-async def _record_remaining(server: Server, folder: Path) -> None:
+async def _record_remaining(server: Server, folder: Path, *, history: bool) -> None:
     with Ledger(folder / "left.ledger") as ledger:
         for job in await server.remaining_jobs():
             ledger.write(RemainingJob(**job))
         for lock in await server.locked_queues():
             ledger.write(LockedQueue(**lock))
+        if not history:
+            return
         attempts = await server.kept_attempts()
         for attempt in attempts:
             ledger.write(KeptAttempt(**attempt))

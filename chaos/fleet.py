@@ -9,7 +9,7 @@ import subprocess
 import sys
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 from benchmarks.contenders import ROOT, node_program
@@ -22,7 +22,7 @@ from chaos.worker import WorkerConfig
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from chaos.leases import Leases
+    from chaos.campaign import Campaign
     from chaos.proxy import Proxy
     from chaos.server import Server
 
@@ -133,19 +133,27 @@ class Fleet:
         self._replace_at: dict[int, float] = {}
         self._stack = AsyncExitStack()
 
-    async def add(
-        self, program: str, server: Server, folder: Path, leases: Leases, concurrency: int, *, prefetch: bool
-    ) -> None:
-        """Add a slot with a worker. If prefetch is allowed, every third worker of a program prefetches."""
-        number = len(self.slots)
+    async def add(self, program: str, server: Server, folder: Path, campaign: Campaign) -> None:
+        """Add a slot with a worker.
+
+        Of three Python workers, one decides by itself how many jobs to prefetch, one prefetches a fixed
+        number and one none. Node workers keep their defaults, unless the run is about both programs.
+        """
+        number, place = len(self.slots), len(self.of(program)) % 3
+        prefetch: int | Literal["auto"] = _PREFETCH if place == 1 else 0
+        if program == PYTHON and place == 0:
+            prefetch = "auto"
+        elif program == NODE and not campaign.mixed:
+            prefetch = 0
         proxy, dsn = await self._stack.enter_async_context(proxied(server.dsn(role_of(number))))
         config = WorkerConfig(
             slot=number,
             ledger=str(folder / f"worker-{number}.ledger"),
             dsn=dsn,
-            leases=leases,
-            concurrency=concurrency,
-            prefetch=_PREFETCH if prefetch and len(self.of(program)) % 3 == 1 else 0,
+            leases=campaign.leases,
+            concurrency=campaign.concurrency,
+            prefetch=prefetch,
+            history=campaign.history,
         )
         slot = Slot(number, program, proxy, config, folder / f"worker-{number}.log")
         slot.start()

@@ -17,7 +17,7 @@ import threading
 import time
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -52,7 +52,9 @@ class WorkerConfig(msgspec.Struct, kw_only=True):
     dsn: str
     leases: Leases
     concurrency: int = 8
-    prefetch: int = 0
+    prefetch: int | Literal["auto"] = "auto"
+    history: bool = True
+    """Whether the history keeps all attempts. Without it, most exchanges are plain statements."""
 
 
 async def work(config: WorkerConfig) -> None:
@@ -66,7 +68,7 @@ async def work(config: WorkerConfig) -> None:
         concurrency=config.concurrency,
         max_pool_size=_MOST_CONNECTIONS,
         prefetch=config.prefetch,
-        history="all",  # the audit compares it with what ran
+        history="all" if config.history else "none",  # the audit compares it with what ran
         events=_events(ledger),
         exit_if_stuck=True,  # the fleet starts a replacement
         **config.leases._asdict(),

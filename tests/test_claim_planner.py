@@ -298,3 +298,56 @@ class TestWhereToStart:
         clock.now += 0.006
         assert planner.is_due, "other queues get their turn"
         assert not claim(planner, clock, ExchangeReply(NOW)).queues_first
+
+
+class TestSmallClaims:
+    """A claim that is probably filled may be made by a statement that tells nothing about other jobs."""
+
+    def test_claim_is_probably_filled_after_a_full_one(self, planner: ClaimPlanner, clock: FakeClock) -> None:
+        assert not claim(planner, clock, ExchangeReply(NOW, claimed=[claimed(1)])).is_probably_filled
+        assert claim(planner, clock, ExchangeReply(NOW)).is_probably_filled
+        assert not claim(planner, clock, ExchangeReply(NOW)).is_probably_filled
+
+    @pytest.mark.parametrize("has_results", [False, True])
+    def test_claim_of_announced_jobs_is_probably_filled(
+        self, planner: ClaimPlanner, clock: FakeClock, has_results: bool
+    ) -> None:
+        claim(planner, clock, ExchangeReply(NOW))
+        planner.notify(1)
+        request = planner.plan(Capacity(free_slots=5), has_results=has_results)
+        assert (request.wanted, request.is_probably_filled) == (1, True)
+        planner.record(clock.now, request, ExchangeReply(NOW, claimed=[claimed(1)]))
+        assert planner.delay > 1
+        assert not claim(planner, clock, ExchangeReply(NOW)).is_probably_filled
+
+    def test_partial_reply_makes_another_claim_due_at_once(
+        self, planner: ClaimPlanner, clock: FakeClock
+    ) -> None:
+        claim(planner, clock, ExchangeReply(NOW))
+        planner.notify(1)
+        claim(planner, clock, ExchangeReply(NOW, partial=True), has_results=False)
+        assert planner.is_due
+        assert not planner.missed_notification
+        request = claim(planner, clock, ExchangeReply(NOW), capacity=Capacity(free_slots=5))
+        assert (request.wanted, request.is_probably_filled) == (5, False)
+        assert planner.missed_notification
+        assert not planner.is_due
+
+    def test_after_a_partial_reply_no_claim_is_small_for_a_tenth_of_a_second(
+        self, planner: ClaimPlanner, clock: FakeClock
+    ) -> None:
+        claim(planner, clock, ExchangeReply(NOW, partial=True))
+        seen = []
+        for seconds in (0.05, 0.06):
+            clock.now += seconds
+            claim(planner, clock, ExchangeReply(NOW))
+            planner.notify(1)
+            seen.append(claim(planner, clock, ExchangeReply(NOW), has_results=False).is_probably_filled)
+        assert seen == [False, True]
+
+    def test_claim_that_is_sent_ahead_is_not_limited_to_announced_jobs(
+        self, planner: ClaimPlanner, clock: FakeClock
+    ) -> None:
+        claim(planner, clock, ExchangeReply(NOW))
+        planner.notify(1)
+        assert planner.plan(Capacity(free_slots=9), has_results=True, incoming=4).wanted == 5

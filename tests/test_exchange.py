@@ -9,11 +9,18 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
+import msgspec
 import pytest
 
 from graphile_worker._db.connection.error_mapping import StaleSessionError
 from graphile_worker._db.queries import exchange as database
 from graphile_worker._db.queries.exchange import ClaimedJob, ClaimRequest, ExchangeReply, Position, Result
+from graphile_worker._db.queries.small_exchange import (
+    SmallExchange,
+    is_small,
+    prepare_small,
+    small_exchange,
+)
 from graphile_worker._db.queries.workers import unlock_stale
 from graphile_worker._db.sql_files import Schema
 from graphile_worker.outcome import Completed, Failed, Interrupted, Returned
@@ -32,24 +39,52 @@ class ExchangeWorker:
 
     timeout = 10.0  # the exchange never waits for other transactions
 
-    def __init__(self, connection: asyncpg.Connection, name: str, *tasks: str) -> None:
+    def __init__(self, connection: asyncpg.Connection, name: str, *tasks: str, small: bool = False) -> None:
         self.connection = connection
         self.name = name
         self.generation: int | None = None
         self.careful = False
         self.identifiers = tasks or ("task",)
+        self.small = small
+        """Whether small exchanges are plain statements, followed by the function if it is needed."""
+        self.statements: SmallExchange | None = None
 
     async def exchange(
         self, results: Sequence[Result] = (), wanted: int = 10, **request: Any
     ) -> ExchangeReply:
         tasks = await database.register_tasks(self.connection, SCHEMA, self.identifiers)
+        claim = ClaimRequest(wanted=wanted, is_probably_filled=self.small, **request)
+        reply = None
+        if self.small and not self.careful and is_small(results, claim):
+            reply = await self.exchange_small(results, claim, tasks)
+            if not reply.partial:
+                return reply
+            results, claim = (), msgspec.structs.replace(claim, wanted=wanted - len(reply.claimed))
         async with asyncio.timeout(self.timeout):
-            reply = await database.exchange(
-                *(self.connection, SCHEMA, self.name, results, ClaimRequest(wanted=wanted, **request), tasks),
+            answer = await database.exchange(
+                *(self.connection, SCHEMA, self.name, results, claim, tasks),
                 generation=self.generation,
                 careful=self.careful,
             )
-        return reply.read()
+        rest = answer.read()
+        if reply is not None:
+            rest.claimed = reply.claimed + rest.claimed
+            rest.busy, rest.lost = reply.busy, reply.lost
+        return rest
+
+    async def exchange_small(
+        self, results: Sequence[Result], claim: ClaimRequest, tasks: dict[int, str]
+    ) -> ExchangeReply:
+        if self.generation is None:
+            self.generation = (await read_locked(self, tasks)).generation
+        if self.statements is None:
+            self.statements = await prepare_small(self.connection, SCHEMA)
+            assert self.statements is not None
+        async with asyncio.timeout(self.timeout):
+            answer = await small_exchange(
+                *(self.statements, self.name, results, claim, tasks), generation=self.generation
+            )
+        return answer.read()
 
     async def claim(self, wanted: int = 10, **request: Any) -> list[ClaimedJob]:
         return (await self.exchange((), wanted, **request)).claimed
@@ -76,12 +111,24 @@ async def other(database: str) -> AsyncIterator[asyncpg.Connection]:
 
 
 @pytest.fixture
-async def worker(database: str) -> AsyncIterator[ExchangeWorker]:
-    connection = await asyncpg.connect(database)
-    yield ExchangeWorker(connection, "worker")
+def small() -> bool:
+    """Whether the worker makes small exchanges as plain statements."""
+    return False
+
+
+on_both_planes = pytest.mark.parametrize("small", [False, True], ids=["function", "plain statements"])
+
+
+@pytest.fixture
+async def worker(database: str, small: bool) -> AsyncIterator[ExchangeWorker]:
+    connection = await asyncpg.connect(
+        database, server_settings={"search_path": "pg_catalog, pg_temp"} if small else {}
+    )
+    yield ExchangeWorker(connection, "worker", small=small)
     await connection.close()
 
 
+@on_both_planes
 class TestClaiming:
     async def test_claimed_job_is_locked_and_has_one_more_attempt(
         self, db: asyncpg.Connection, worker: ExchangeWorker
@@ -185,6 +232,7 @@ class TestClaiming:
         assert len({id(held.queue) for held in claimed}) == 1
 
 
+@on_both_planes
 class TestFencing:
     @pytest.mark.parametrize("outcome", [Completed(), Failed(ValueError("no")), Returned()])
     async def test_result_of_a_job_claimed_by_another_worker_changes_nothing(
@@ -304,6 +352,7 @@ class TestClaimOnlyLockedRows:
         assert await db.fetchval(locks) == 0
 
 
+@on_both_planes
 class TestNeverWaitForARow:
     @pytest.mark.parametrize("queue", [None, "q"])
     async def test_transaction_on_the_job_key_makes_only_that_result_busy(
@@ -947,7 +996,7 @@ async def register(db: asyncpg.Connection) -> dict[int, str]:
 
 
 async def read_locked(worker: ExchangeWorker, tasks: dict[int, str]) -> database.Locked:
-    return await database.read_locked(worker.connection, SCHEMA, "worker", tasks)
+    return await database.read_locked(worker.connection, SCHEMA, worker.name, tasks)
 
 
 class TestLockRenewalAndExpiry:

@@ -243,10 +243,7 @@ class TestManyForbiddenJobs:
 
 async def dead_worker_claims_no_flagged_job(db: asyncpg.Connection, worker: ExchangeWorker) -> bool:
     await add(db, flags=["a"])
-    await db.execute("""
-        insert into graphile_worker._private_workers (id, last_heartbeat_at, metadata)
-        values ('worker', now(), '{"died_at": "now"}')
-    """)
+    await db.execute("insert into graphile_worker._private_python_dead_workers values ('worker')")
     return not await worker.claim(forbidden_flags=NO)
 
 
@@ -287,7 +284,7 @@ class TestGuards:
             """          limit walk_size
         ) as job
         where not exists (
-          select from {schema}._private_workers as dead where dead.id = worker and dead.metadata ? 'died_at'
+          select from {schema}._private_python_dead_workers as dead where dead.worker_id = worker
         )
 """,
             "          limit walk_size\n        ) as job\n",

@@ -264,10 +264,7 @@ async def dead_worker_does_not_continue_a_queue(db: asyncpg.Connection, worker: 
     for _ in range(2):
         await add(db, queue_name="q")
     [held] = await worker.claim()
-    await db.execute("""
-        insert into graphile_worker._private_workers (id, last_heartbeat_at, metadata)
-        values ('worker', now(), '{"died_at": "now"}')
-    """)
+    await db.execute("insert into graphile_worker._private_python_dead_workers values ('worker')")
     return not (await worker.exchange([result_of(held)], queues_first=True)).claimed
 
 
@@ -301,7 +298,7 @@ GUARDS: dict[Any, tuple[str, str]] = {
     dead_worker_does_not_continue_a_queue: (
         """      ) as job
       where not exists (
-        select from {schema}._private_workers as dead where dead.id = worker and dead.metadata ? 'died_at'
+        select from {schema}._private_python_dead_workers as dead where dead.worker_id = worker
       );""",
         "      ) as job;",
     ),

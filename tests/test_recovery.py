@@ -32,7 +32,7 @@ from graphile_worker._recovery.sweeper import RecoveryPolicy, Sweeper
 from graphile_worker.testing import Databases
 from support.clock import FakeClock
 from support.jobs import add, existing, fetch_one, lock
-from support.waiting import until
+from support.waiting import until, until_blocked
 from support.workers import EventRecorder, Gate, locked, nothing, running
 
 if TYPE_CHECKING:
@@ -525,6 +525,43 @@ class TestDeadWorkers:
         await db.execute(age)
         await timed_sweeper.run_for(2)
         assert await db.fetch("select from graphile_worker._private_workers") == []
+        assert await db.fetch("select from graphile_worker._private_python_dead_workers") == []
+
+    async def test_dead_worker_is_forgotten_if_its_row_was_removed(
+        self, db: asyncpg.Connection, timed_sweeper: TimedSweeper
+    ) -> None:
+        for name in ("gone", "swept"):
+            await register_worker(db, name)
+        await timed_sweeper.run_for(10)
+        await database_workers.deregister(db, Schema(), "gone")
+        forgotten = "select worker_id from graphile_worker._private_python_dead_workers order by 1"
+        await database_workers.unlock_stale(db, Schema())
+        assert [row[0] for row in await db.fetch(forgotten)] == ["gone", "swept"], "a statement may be late"
+        await db.execute(
+            "update graphile_worker._private_python_dead_workers set died_at = now() - interval '11 minutes'"
+        )
+        await database_workers.unlock_stale(db, Schema())
+        assert [row[0] for row in await db.fetch(forgotten)] == ["swept"]
+
+    async def test_worker_that_registers_while_it_is_declared_dead_is_alive(
+        self, db: asyncpg.Connection, database: str
+    ) -> None:
+        """Registering waits for the sweeper, and then removes what the sweeper has committed."""
+        other = await asyncpg.connect(database)
+        await register_worker(db)
+        [beat] = await database_workers.read_heartbeats(db, Schema())
+        suspect = database_workers.Suspect("w", beat.beat, 60.0)
+        sweeping = other.transaction()
+        await sweeping.start()
+        assert await database_workers.claim_dead_workers(other, Schema(), [suspect], "s", all_dead=False)
+        registering = asyncio.create_task(database_workers.register(db, Schema(), "w", {"lease": LEASE}))
+        await until_blocked(other, db.get_server_pid())
+        await sweeping.commit()
+        await registering
+        [beat] = await database_workers.read_heartbeats(db, Schema())
+        assert not beat.dead
+        assert await db.fetch("select from graphile_worker._private_python_dead_workers") == []
+        await other.close()
 
     async def test_worker_that_registered_again_keeps_jobs_claimed_since(
         self, db: asyncpg.Connection, session: Session, timed_sweeper: TimedSweeper

@@ -522,7 +522,7 @@ begin
         for update skip locked
       ) as job
       where not exists (
-        select from "graphile_worker"._private_workers as dead where dead.id = worker and dead.metadata ? 'died_at'
+        select from "graphile_worker"._private_python_dead_workers as dead where dead.worker_id = worker
       );
     if cardinality(locked) > 0 then
       return query
@@ -604,7 +604,7 @@ begin
           limit walk_size
         ) as job
         where not exists (
-          select from "graphile_worker"._private_workers as dead where dead.id = worker and dead.metadata ? 'died_at'
+          select from "graphile_worker"._private_python_dead_workers as dead where dead.worker_id = worker
         )
       )
       select
@@ -650,7 +650,7 @@ begin
         where flagged.priority >= from_priority and flagged.id <> all (passed_over);
     end if;
     if mark_priority is not null and exists (
-      select from "graphile_worker"._private_workers as dead where dead.id = worker and dead.metadata ? 'died_at'
+      select from "graphile_worker"._private_python_dead_workers as dead where dead.worker_id = worker
     ) then
       exit;
     elsif mark_priority is not null then
@@ -677,7 +677,7 @@ begin
         -- A sweeper would release the jobs of a dead worker while they run.
         select task.id from unnest(task_ids) as task (id)
         where not exists (
-          select from "graphile_worker"._private_workers as dead where dead.id = worker and dead.metadata ? 'died_at'
+          select from "graphile_worker"._private_python_dead_workers as dead where dead.worker_id = worker
         )
       ), without_flags (task_id, priority, run_at) as (
         select task.id, first.priority, first.run_at
@@ -1800,6 +1800,11 @@ ALTER TABLE graphile_worker._private_python_cancellations ALTER COLUMN id ADD GE
     CACHE 1
 );
 
+CREATE TABLE graphile_worker._private_python_dead_workers (
+    worker_id text NOT NULL,
+    died_at timestamp with time zone DEFAULT now() NOT NULL
+);
+
 CREATE TABLE graphile_worker._private_python_depths (
     period integer NOT NULL,
     at timestamp with time zone NOT NULL,
@@ -1988,6 +1993,9 @@ ALTER TABLE ONLY graphile_worker._private_python_runs ATTACH PARTITION graphile_
 
 ALTER TABLE ONLY graphile_worker._private_python_cancellations
     ADD CONSTRAINT _private_python_cancellations_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY graphile_worker._private_python_dead_workers
+    ADD CONSTRAINT _private_python_dead_workers_pkey PRIMARY KEY (worker_id);
 
 ALTER TABLE ONLY graphile_worker._private_python_depths
     ADD CONSTRAINT _private_python_depths_pkey PRIMARY KEY (period, at, task);

@@ -157,6 +157,8 @@ class Pool:
         # With its own reset function, the caller's pool may not undo the session settings, and user code
         # would get them.
         self.prepared_statements = prepared_statements and getattr(pool, "_reset", None) is None
+        self.is_own = pool is None
+        """Whether this pool opens its connections itself, so that no other code uses them."""
         self.can_spare_one = pool is None or max_size > RESERVE
         """Whether a connection can be kept for notifications that only save time."""
         """Whether statements are prepared and sessions are not shared; False once a pooler is detected."""

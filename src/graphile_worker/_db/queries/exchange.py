@@ -164,6 +164,8 @@ class ClaimRequest(msgspec.Struct, frozen=True):
     """Where to continue to look for jobs whose flags are all allowed, if some flags are forbidden."""
     as_notified: bool = False
     """Whether exactly the jobs are wanted that notifications announced."""
+    is_probably_filled: bool = False
+    """Whether there probably are as many jobs as wanted. Then the reply need not tell about other jobs."""
 
 
 NOTHING = ClaimRequest()
@@ -199,6 +201,8 @@ class ExchangeReply:
     unclaimable: dict[int, Refusal] = field(default_factory=dict)
     """Jobs that the server refuses to lock, by id. Empty unless the call was careful."""
     contended: bool = False
+    partial: bool = False
+    """Whether a small exchange claimed less than was wanted, and there may be more jobs."""
     withheld: bool = False
     """Whether jobs were not claimed ahead because the attempt would be their last one."""
     next_due: datetime | None = None
@@ -370,6 +374,7 @@ def _read_reply(
     reply = ExchangeReply(
         now=now,
         contended=end["contended"],
+        partial=end["kind"] == "partial",
         next_due=end["next_due"],
         next_queue=end["next_queue"],
         cost=end["cost"],

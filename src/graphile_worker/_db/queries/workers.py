@@ -112,8 +112,11 @@ async def register(
     connection: Connection, schema: Schema, worker_id: str, metadata: Mapping[str, object]
 ) -> None:
     """Register the worker as alive, even if it was declared dead."""
-    statement = statements_for(schema, _FILE)["register"]
-    await connection.execute(statement, worker_id, _as_json(connection, metadata))
+    statements = statements_for(schema, _FILE)
+    prepare = [statements["register"], statements["revive"]]
+    async with read_committed(connection, duration=transactions.DURATION, prepare=prepare):
+        await connection.execute(statements["register"], worker_id, _as_json(connection, metadata))
+        await connection.execute(statements["revive"], worker_id)
 
 
 async def record_heartbeat(
@@ -301,6 +304,7 @@ async def unlock_stale(connection: Connection, schema: Schema) -> ReleasedLocks:
         await connection.execute(statements["delete_old_sessions"])
     # In a transaction of its own, so that it does not delay the jobs that were unlocked.
     await connection.execute(statements["delete_old_failures"])
+    await connection.execute(statements["forget_dead_workers"])
     return ReleasedLocks(
         {row["id"] for row in jobs.rows},
         {row["id"] for row in queues.rows},

@@ -30,6 +30,10 @@ insert into {schema}._private_workers as worker (id, last_heartbeat_at, started_
 values ($1, clock_timestamp(), clock_timestamp(), $2::text::jsonb)
 on conflict (id) do update set last_heartbeat_at = excluded.last_heartbeat_at, metadata = excluded.metadata;
 
+-- name: revive
+-- After `register`, in its transaction: it holds the worker's row, so the worker cannot be declared dead in between.
+delete from {schema}._private_python_dead_workers where worker_id = $1;
+
 -- name: heartbeat
 -- Returns no row if the worker was declared dead, or its row was removed.
 update {schema}._private_workers
@@ -94,16 +98,22 @@ where id = (select min(id) from {schema}._private_python_migrations)
 for update skip locked;
 
 -- name: declare_dead
-update {schema}._private_workers as worker
-set metadata = worker.metadata || jsonb_build_object(
-  'died_at', clock_timestamp(), 'declared_by', $4::text, 'silence', given.silence,
-  -- The sweeper that declares a worker dead also sweeps it. Other sweepers do so if that does not happen.
-  'swept_at', clock_timestamp() + $5::float8 * interval '1 second'
+with declared as (
+  update {schema}._private_workers as worker
+  set metadata = worker.metadata || jsonb_build_object(
+    'died_at', clock_timestamp(), 'declared_by', $4::text, 'silence', given.silence,
+    -- The sweeper that declares a worker dead also sweeps it. Other sweepers do so if that does not happen.
+    'swept_at', clock_timestamp() + $5::float8 * interval '1 second'
+  )
+  from unnest($1::text[], $2::text[], $3::float8[]) as given (id, beat, silence)
+  where worker.id = given.id and not worker.metadata ? 'died_at'
+    and to_char(worker.last_heartbeat_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS.US') = given.beat
+  returning worker.id
+), recorded as (
+  insert into {schema}._private_python_dead_workers (worker_id) select declared.id from declared
+  on conflict (worker_id) do nothing
 )
-from unnest($1::text[], $2::text[], $3::float8[]) as given (id, beat, silence)
-where worker.id = given.id and not worker.metadata ? 'died_at'
-  and to_char(worker.last_heartbeat_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS.US') = given.beat
-returning worker.id;
+select declared.id from declared;
 
 -- name: claim_dead_workers
 update {schema}._private_workers
@@ -232,9 +242,22 @@ with deleted as (
     and not exists (select from {schema}._private_jobs as job where job.locked_by = worker.id)
     and not exists (select from {schema}._private_job_queues as queue where queue.locked_by = worker.id)
   returning worker.id
+), forgotten as (
+  delete from {schema}._private_python_dead_workers as dead
+  where dead.worker_id = any (array(select deleted.id from deleted))
 )
 delete from {schema}._private_python_sessions as session
 where session.worker_id = any (array(select deleted.id from deleted));
+
+-- name: forget_dead_workers
+-- Dead workers whose rows were removed: by the workers themselves when they stopped, or by the Rust port.
+delete from {schema}._private_python_dead_workers as dead
+where dead.worker_id = any (array(
+  select old.worker_id from {schema}._private_python_dead_workers as old
+  where old.died_at < now() - interval '10 minutes'
+    and not exists (select from {schema}._private_workers as worker where worker.id = old.worker_id)
+  for update skip locked
+));
 
 -- name: delete_old_sessions
 -- Sessions of workers that send no heartbeats and did not shut down properly. A worker that is alive connects again,

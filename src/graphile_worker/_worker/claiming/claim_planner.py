@@ -32,6 +32,7 @@ _CHEAP = 0.002
 _CHEAP_PER_JOB = 0.000_05
 _SLOW_CLAIMS = 3
 _WITHHELD_PAUSE = 0.1
+_PARTIAL_PAUSE = 0.1
 TASK_REFRESH_DELAY = 1.0
 """Seconds after which, at the earliest, a notification without a job makes the worker read task ids again."""
 
@@ -79,6 +80,8 @@ class ClaimPlanner:
         self._stopped = False
         self._prefetch_paused = False
         self._withheld_until = 0.0
+        self._was_full = False
+        self._partial_until = 0.0
         self._next = clock()
         self._notified = False
         self._notified_jobs: int | None = 0
@@ -200,7 +203,7 @@ class ClaimPlanner:
         run_length = self._prefetch.run_length if ahead and wanted > for_slots else 1
         notified = self._notified_jobs or 0
         is_due = self._is_made_due or self._clock() >= self._next
-        as_notified = not has_results and 0 < notified <= wanted and not is_due
+        as_notified = not (eager or incoming or is_due) and 0 < notified <= wanted
         if as_notified:
             wanted = notified  # a larger claim takes longer, and the jobs in it wait for that
         tasks, partial = None, False
@@ -214,6 +217,7 @@ class ClaimPlanner:
         return ClaimRequest(
             wanted=wanted,
             as_notified=as_notified,
+            is_probably_filled=(as_notified or self._was_full) and self._clock() >= self._partial_until,
             tasks=tasks,
             partial=partial,
             run_length=min(run_length, wanted),
@@ -236,13 +240,14 @@ class ClaimPlanner:
             queued: How many claimed jobs still waited for a slot when the reply came.
         """
         now = self._clock()
-        self.missed_notification = self.missed_notification or (self._expected != 0 and not reply.claimed)
+        self._record_expected(now, reply)
         if reply.next_queue is not None:
             self._after_queue = reply.next_queue
         self._flags_after = reply.flags_after
         if not request.queues_first or reply.next_queue is not None:
             self._last_search = now
         is_full = len(reply.claimed) >= request.wanted
+        self._was_full = is_full and not request.as_notified
         is_limited = is_full or _uses_run_length(request, reply)
         self._prefetch.record_claim(now - sent, is_limited=is_limited, queued=queued, now=now)
         if reply.withheld:
@@ -263,17 +268,21 @@ class ClaimPlanner:
             self._contended = 0
             if not request.as_notified:
                 self._next = now
-        elif (
-            request.mark is not None
-            or request.partial
-            or reply.next_queue
-            or reply.flags_after is not None
-            or reply.withheld
-        ):
-            self._next = now  # there may be more jobs
+        elif _may_be_more(request, reply):
+            self._next = now
         else:
             self._next = self._next_after_empty(now, sent, request, reply)
             self._contended = min(self._contended + 1, 20) if reply.contended and not reply.claimed else 0
+
+    def _record_expected(self, now: float, reply: ExchangeReply) -> None:
+        """Learn whether the jobs that notifications announced are there."""
+        is_missing = self._expected != 0 and not reply.claimed
+        if not reply.partial:
+            self.missed_notification = self.missed_notification or is_missing
+            return
+        self._partial_until = now + _PARTIAL_PAUSE
+        if is_missing:
+            self.notify()  # the next reply will tell
 
     @property
     def _ahead(self) -> int:
@@ -318,6 +327,18 @@ class ClaimPlanner:
     def _jittered_interval(self) -> float:
         """Return the poll interval, varied so that workers don't poll in step."""
         return self._poll_interval * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 - no secret
+
+
+def _may_be_more(request: ClaimRequest, reply: ExchangeReply) -> bool:
+    """Return whether there may be more jobs, although fewer than wanted were claimed."""
+    return bool(
+        reply.partial
+        or request.mark is not None
+        or request.partial
+        or reply.next_queue
+        or reply.flags_after is not None
+        or reply.withheld
+    )
 
 
 def _uses_run_length(request: ClaimRequest, reply: ExchangeReply) -> bool:

@@ -24,6 +24,7 @@ from graphile_worker._db.connection.error_mapping import (
 )
 from graphile_worker._db.connection.session_settings import own_transaction
 from graphile_worker._db.queries import exchange as database
+from graphile_worker._db.queries.small_exchange import is_small, prepare_small, small_exchange
 from graphile_worker._db.queries.workers import hold_session
 from graphile_worker._worker.claiming.outage import OutageError
 from graphile_worker.errors import GraphileWorkerError
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         Locked,
         Result,
     )
+    from graphile_worker._db.queries.small_exchange import SmallExchange
     from graphile_worker.events import WorkerPool
     from graphile_worker.events.emitter import Events
 
@@ -94,6 +96,7 @@ class ExchangeClient:
         self._connection: Connection | None = None
         self._backend: Backend | None = None
         self._fetch: Fetch | None = None
+        self._small: SmallExchange | None = None
         self._generation = 0
         self._resources = AsyncExitStack()
         self._renewing = asyncio.Lock()
@@ -119,11 +122,13 @@ class ExchangeClient:
                 self.holds_session = self._backend is not None and await hold_session(
                     connection, schema, self._worker_id
                 )
-            self._fetch = None
+            self._fetch = self._small = None
             if self._session.pool.prepared_statements:
                 self._fetch = await database.prepare(connection, schema)
             async with self._statement_on(connection):
                 locked = await database.read_locked(connection, schema, self._worker_id, self._tasks)
+            if self._session.pool.is_own and self._session.pool.prepared_statements and self._backend:
+                self._small = await prepare_small(connection, schema)
         except Exception as error:
             await self.disconnect()
             raise self._translate(error, unknown=False) from error
@@ -144,6 +149,14 @@ class ExchangeClient:
         self, results: Sequence[Result], request: ClaimRequest, *, careful: bool = False
     ) -> Answer:
         """Record results and claim jobs; job by job if `careful`."""
+        small = self._small
+        if small is not None and not careful and is_small(results, request):
+            return await self._request(
+                lambda _: small_exchange(
+                    small, self._worker_id, results, request, self._tasks, generation=self._generation
+                ),
+                may_be_fatal=False,
+            )
         return await self._request(
             lambda on: database.exchange(
                 on,

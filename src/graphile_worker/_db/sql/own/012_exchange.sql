@@ -560,7 +560,7 @@ begin
         for update skip locked
       ) as job
       where not exists (
-        select from {schema}._private_workers as dead where dead.id = worker and dead.metadata ? 'died_at'
+        select from {schema}._private_python_dead_workers as dead where dead.worker_id = worker
       );
     if cardinality(locked) > 0 then
       return query
@@ -642,7 +642,7 @@ begin
           limit walk_size
         ) as job
         where not exists (
-          select from {schema}._private_workers as dead where dead.id = worker and dead.metadata ? 'died_at'
+          select from {schema}._private_python_dead_workers as dead where dead.worker_id = worker
         )
       )
       select
@@ -688,7 +688,7 @@ begin
         where flagged.priority >= from_priority and flagged.id <> all (passed_over);
     end if;
     if mark_priority is not null and exists (
-      select from {schema}._private_workers as dead where dead.id = worker and dead.metadata ? 'died_at'
+      select from {schema}._private_python_dead_workers as dead where dead.worker_id = worker
     ) then
       exit;
     elsif mark_priority is not null then
@@ -715,7 +715,7 @@ begin
         -- A sweeper would release the jobs of a dead worker while they run.
         select task.id from unnest(task_ids) as task (id)
         where not exists (
-          select from {schema}._private_workers as dead where dead.id = worker and dead.metadata ? 'died_at'
+          select from {schema}._private_python_dead_workers as dead where dead.worker_id = worker
         )
       ), without_flags (task_id, priority, run_at) as (
         select task.id, first.priority, first.run_at
