@@ -1,0 +1,3 @@
+"""`Dashboard`: the ASGI application."""
+
+from __future__ import annotations
