@@ -37,7 +37,7 @@ class Tab(StrEnum):
 State = Literal["ready", "scheduled", "retrying", "running", "failed"]
 
 
-class Count(Model):
+class Count(Model, frozen=True, kw_only=True, gc=False):
     """A number of jobs that is not always counted to its end."""
 
     value: int
@@ -46,7 +46,7 @@ class Count(Model):
     """Counting stopped at `value`: there are more. Show it as "10,000+"; any other inexact value as "≈ 10,000"."""
 
 
-class StateCounts(Model):
+class StateCounts(Model, frozen=True, kw_only=True, gc=False):
     """Jobs by state, of all tasks or of one."""
 
     ready: int = 0
@@ -63,7 +63,7 @@ class StateCounts(Model):
         return self.ready + self.scheduled + self.retrying + self.running + self.failed
 
 
-class Look(Model):
+class Look(Model, frozen=True, kw_only=True, gc=False):
     """One pass over the jobs table, which all viewers share."""
 
     at: datetime
@@ -74,7 +74,7 @@ class Look(Model):
     """How long the pass took."""
 
 
-class TaskAge(Model):
+class TaskAge(Model, frozen=True, kw_only=True, gc=False):
     """How long the longest waiting ready job of a task is due."""
 
     task: str
@@ -82,7 +82,7 @@ class TaskAge(Model):
     ready: int
 
 
-class ActivityWindow(Model):
+class ActivityWindow(Model, frozen=True, kw_only=True, gc=False):
     """What Python workers did in a period."""
 
     window: str
@@ -95,7 +95,7 @@ class ActivityWindow(Model):
     wait_p95: float | None = None
 
 
-class Rates(Model):
+class Rates(Model, frozen=True, kw_only=True, gc=False):
     """Jobs per second, over the last moments. `added` and `removed` include the work of Node and Rust workers."""
 
     added: float | None = None
@@ -107,7 +107,7 @@ class Rates(Model):
     """Attempts that failed on Python workers, over the last five minutes."""
 
 
-class FailedJobRow(Model):
+class FailedJobRow(Model, frozen=True, kw_only=True, gc=False):
     """A job whose last attempt failed."""
 
     id: str
@@ -119,7 +119,7 @@ class FailedJobRow(Model):
     failed_at: datetime | None = None
 
 
-class DoctorFinding(Model):
+class DoctorFinding(Model, frozen=True, kw_only=True, gc=False):
     """What a check of the doctor found."""
 
     check: str
@@ -128,14 +128,14 @@ class DoctorFinding(Model):
     advice: str | None = None
 
 
-class DoctorReport(Model):
+class DoctorReport(Model, frozen=True, kw_only=True, gc=False):
     """What all checks found, the severe ones first."""
 
     at: datetime
     findings: list[DoctorFinding]
 
 
-class DeployMark(Model):
+class DeployMark(Model, frozen=True, kw_only=True, gc=False):
     """When the first of the workers that are known started with a version."""
 
     at: datetime
@@ -144,7 +144,7 @@ class DeployMark(Model):
     workers: int
 
 
-class Overview(Model):
+class Overview(Model, frozen=True, kw_only=True, gc=False):
     """The state of the queue on one page. A part that could not be read in time is empty, and `notices` says so."""
 
     schema: str
@@ -169,7 +169,7 @@ class Overview(Model):
     notices: list[str]
 
 
-class JobRow(Model):
+class JobRow(Model, frozen=True, kw_only=True, gc=False):
     """A job in a list, without its payload."""
 
     id: str
@@ -194,7 +194,7 @@ class JobRow(Model):
     """From 0 to 1."""
 
 
-class Searched(Model):
+class Searched(Model, frozen=True, kw_only=True, gc=False):
     """How much of the table a search has seen."""
 
     all: bool
@@ -202,7 +202,7 @@ class Searched(Model):
     """If not all: only so many of the newest jobs."""
 
 
-class JobPage(Model):
+class JobPage(Model, frozen=True, kw_only=True, gc=False):
     """A page of jobs."""
 
     items: list[JobRow]
@@ -215,7 +215,7 @@ class JobPage(Model):
     notices: list[str] = []
 
 
-class Attempt(Model):
+class Attempt(Model, frozen=True, kw_only=True, gc=False):
     """An attempt to run a job, from the history."""
 
     attempt: int
@@ -235,7 +235,7 @@ class Attempt(Model):
     no_result: str | None = None
 
 
-class ProgressReport(Model):
+class ProgressReport(Model, frozen=True, kw_only=True, gc=False):
     """What a job has reported about itself."""
 
     value: float | None
@@ -243,7 +243,7 @@ class ProgressReport(Model):
     at: datetime
 
 
-class JobDetail(Model):
+class JobDetail(Model, frozen=True, kw_only=True, gc=False):
     """Everything about one job."""
 
     id: str
@@ -290,7 +290,7 @@ class JobDetail(Model):
     notices: list[str] = []
 
 
-class FailureGroup(Model):
+class FailureGroup(Model, frozen=True, kw_only=True, gc=False):
     """Jobs of one task whose last attempts failed with the same error: equal except for numbers."""
 
     task: str
@@ -306,7 +306,7 @@ class FailureGroup(Model):
     example_id: str
 
 
-class FailurePage(Model):
+class FailurePage(Model, frozen=True, kw_only=True, gc=False):
     """Failures by task and error, the largest groups first."""
 
     window: str
@@ -319,7 +319,7 @@ class FailurePage(Model):
     notices: list[str] = []
 
 
-class QueueRow(Model):
+class QueueRow(Model, frozen=True, kw_only=True, gc=False):
     """A serial queue."""
 
     queue: str
@@ -331,7 +331,7 @@ class QueueRow(Model):
     oldest_due: datetime | None = None
 
 
-class QueuePage(Model):
+class QueuePage(Model, frozen=True, kw_only=True, gc=False):
     """The busiest serial queues."""
 
     items: list[QueueRow]
@@ -342,7 +342,7 @@ class QueuePage(Model):
     notices: list[str] = []
 
 
-class TaskRow(Model):
+class TaskRow(Model, frozen=True, kw_only=True, gc=False):
     """A task: its jobs, and what Python workers did with them in the last hour."""
 
     task: str
@@ -362,7 +362,7 @@ class TaskRow(Model):
     """None if that cannot be known, because a worker that is alive does not publish its tasks."""
 
 
-class TaskPage(Model):
+class TaskPage(Model, frozen=True, kw_only=True, gc=False):
     """All tasks that have jobs, statistics or workers."""
 
     items: list[TaskRow]
@@ -370,7 +370,7 @@ class TaskPage(Model):
     notices: list[str] = []
 
 
-class TaskDetail(Model):
+class TaskDetail(Model, frozen=True, kw_only=True, gc=False):
     """One task."""
 
     row: TaskRow
@@ -379,7 +379,7 @@ class TaskDetail(Model):
     notices: list[str] = []
 
 
-class CronRun(Model):
+class CronRun(Model, frozen=True, kw_only=True, gc=False):
     """A job that a recurring task added."""
 
     at: datetime
@@ -388,7 +388,7 @@ class CronRun(Model):
     duration: float | None = None
 
 
-class CronRow(Model):
+class CronRow(Model, frozen=True, kw_only=True, gc=False):
     """A recurring task."""
 
     id: str
@@ -412,7 +412,7 @@ class CronRow(Model):
     """Whether a run was due and no worker has added its job."""
 
 
-class CronPage(Model):
+class CronPage(Model, frozen=True, kw_only=True, gc=False):
     """All recurring tasks."""
 
     items: list[CronRow]
@@ -420,7 +420,7 @@ class CronPage(Model):
     notices: list[str] = []
 
 
-class WorkerJob(Model):
+class WorkerJob(Model, frozen=True, kw_only=True, gc=False):
     """A job that a worker runs."""
 
     id: str
@@ -428,7 +428,7 @@ class WorkerJob(Model):
     seconds: float
 
 
-class WorkerRow(Model):
+class WorkerRow(Model, frozen=True, kw_only=True, gc=False):
     """A worker that the database knows."""
 
     id: str
@@ -451,7 +451,7 @@ class WorkerRow(Model):
     reason: str | None = None
 
 
-class WorkerPage(Model):
+class WorkerPage(Model, frozen=True, kw_only=True, gc=False):
     """All workers."""
 
     items: list[WorkerRow]
@@ -459,14 +459,14 @@ class WorkerPage(Model):
     notices: list[str] = []
 
 
-class SeriesPoint(Model):
+class SeriesPoint(Model, frozen=True, kw_only=True, gc=False):
     """The value of a metric in one step."""
 
     at: datetime
     value: float | None
 
 
-class Series(Model):
+class Series(Model, frozen=True, kw_only=True, gc=False):
     """A metric over time."""
 
     metric: str
@@ -479,7 +479,7 @@ class Series(Model):
     """``python``: counted by Python workers only. ``table``: counted in the table, whoever does the work."""
 
 
-class Scaling(Model):
+class Scaling(Model, frozen=True, kw_only=True, gc=False):
     """How much work there is, for autoscalers."""
 
     ready: int
@@ -499,7 +499,7 @@ Action = Literal["retry", "run_now", "reschedule", "cancel", "fail", "complete",
 """What can be done to jobs. ``run_now`` changes `run_at` only; ``retry`` also restores all attempts."""
 
 
-class ActionPreview(Model):
+class ActionPreview(Model, frozen=True, kw_only=True, gc=False):
     """What an action would change."""
 
     action: str
@@ -511,7 +511,7 @@ class ActionPreview(Model):
     notices: list[str] = []
 
 
-class ActionResult(Model):
+class ActionResult(Model, frozen=True, kw_only=True, gc=False):
     """What an action changed at once."""
 
     action: str
@@ -525,7 +525,7 @@ class ActionResult(Model):
     """The id of the operation that goes on in the background, if there are too many jobs for one request."""
 
 
-class Operation(Model):
+class Operation(Model, frozen=True, kw_only=True, gc=False):
     """A change of many jobs in the background."""
 
     id: str
@@ -550,7 +550,7 @@ class Operation(Model):
         return min(1.0, self.seen / self.total.value) if self.total.value else 0.0
 
 
-class Problem(Model, omit_defaults=True):
+class Problem(Model, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """An error, as RFC 9457 has it."""
 
     type: str = "about:blank"
