@@ -1,8 +1,8 @@
 """Charts as SVG that the server draws: attributes only, because the page's policy allows no inline style.
 
-A chart has no text inside, so that text keeps its size when the drawing is stretched: the template puts the scale
-and the times beside it. Each step has a ``<title>``, which browsers show as a tooltip, and the template adds the
-same numbers as a table.
+A chart has no text inside, so that text keeps its size when the drawing is stretched: the template puts the
+scale and the times beside it. Each step has a ``<title>``, which browsers show as a tooltip, and the template
+adds the same numbers as a table.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
         for index, at in enumerate(self.times):
             values = [line.values[index] for line in self.lines]
             if any(values):
-                found.append((at, ["–" if value is None else self.format(value) for value in values]))
+                found.append(
+                    (at, ["\N{EN DASH}" if value is None else self.format(value) for value in values])
+                )
         return found[::-1]
 
 
@@ -57,13 +59,13 @@ def round_up(value: float) -> float:
     """Return the next round number, for the top of a scale.
 
     >>> [round_up(value) for value in (0, 0.03, 7, 23, 101)]
-    [1.0, 0.05, 10.0, 25.0, 200.0]
+    [1.0, 0.04, 8.0, 40.0, 200.0]
     """
     if value <= 0 or not math.isfinite(value):
         return 1.0
     unit = 10.0 ** math.floor(math.log10(value))
-    # A product of floats may be a little too small: 3 * 0.1 < 0.3.
-    step = next(step for step in (1, 2, 2.5, 5, 10) if step * unit >= value * (1 - 1e-9))
+    # Half of each is a round number too. A product of floats may be a little too small: 6 * 0.1 < 0.6.
+    step = next(step for step in (1, 2, 4, 6, 8, 10) if step * unit >= value * (1 - 1e-9))
     return round(step * unit, 12)
 
 
@@ -121,7 +123,10 @@ def line_chart(
     format_value: Callable[[float], str],
     format_time: Callable[[datetime], str],
 ) -> Chart:
-    """Draw a line for each row of numbers, with a gap where nothing is known. The arguments are as for bars."""
+    """Draw a line for each row of numbers, with a gap where nothing is known.
+
+    The arguments are those of `bar_chart`.
+    """
     known = [value for line in lines for value in line.values if value is not None]
     top = round_up(max(known, default=0))
     width = WIDTH / max(len(times), 1)
@@ -129,9 +134,7 @@ def line_chart(
     for line in lines:
         path = _path([None if value is None else value / top for value in line.values], width)
         if path:
-            drawn.append(
-                Markup('<path class="{}" d="{}"/>').format(line.colour, path)  # noqa: S704 - it escapes both
-            )
+            drawn.append(Markup('<path class="{}" d="{}"/>').format(line.colour, path))
     drawn += [
         _step(index * width, width, [], _tooltip(format_time(at), lines, index, format_value))
         for index, at in enumerate(times)
@@ -181,7 +184,8 @@ def _rect(colour: str, x: float, y: float, width: float, height: float) -> Marku
 
 def _step(x: float, width: float, bars: Sequence[Markup], tooltip: str) -> Markup:
     return Markup(
-        '<g class="step">{}<rect class="catch" x="{}" y="0" width="{}" height="{}"><title>{}</title></rect></g>'
+        '<g class="step">{}<rect class="catch" x="{}" y="0" width="{}" height="{}">'
+        "<title>{}</title></rect></g>"
     ).format(Markup("").join(bars), _number(x), _number(width), HEIGHT, tooltip)
 
 

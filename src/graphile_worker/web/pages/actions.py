@@ -12,8 +12,8 @@ from graphile_worker.web.errors import ChangedCountError, WebError
 from graphile_worker.web.filters import format_filter
 from graphile_worker.web.pages.forms import read_form, read_number, read_text, read_time
 from graphile_worker.web.pages.jobs import ACTION_PERMISSIONS, ACTION_TEXTS, read_selection
-from graphile_worker.web.pages.notices import redirect_with_notice
 from graphile_worker.web.pages.links import Links, access_of, redirect
+from graphile_worker.web.pages.notices import redirect_with_notice
 from graphile_worker.web.pages.rendering import counted
 
 if TYPE_CHECKING:

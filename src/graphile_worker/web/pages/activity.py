@@ -38,10 +38,7 @@ async def draw_activity(
         marks: Moments to mark, and their texts.
     """
     found = await asyncio.gather(
-        *(
-            data.series(metric, task=task, since=_SECONDS[window], step=_STEPS[window])
-            for metric in _METRICS
-        )
+        *(data.series(metric, task=task, since=_SECONDS[window], step=_STEPS[window]) for metric in _METRICS)
     )
     by_metric = dict(zip(_METRICS, found, strict=True))
     times = [point.at for point in by_metric["done"].points]

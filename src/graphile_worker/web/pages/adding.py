@@ -9,8 +9,8 @@ from graphile_worker.web.auth import Permission
 from graphile_worker.web.errors import ForbiddenError
 from graphile_worker.web.pages import formatting
 from graphile_worker.web.pages.forms import read_form, read_number, read_text, read_time
-from graphile_worker.web.pages.notices import redirect_with_notice
 from graphile_worker.web.pages.links import Links, access_of
+from graphile_worker.web.pages.notices import redirect_with_notice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,7 +78,9 @@ async def add_job(pages: Renderer, request: Request) -> Response:
         }
         chosen = {name: value for name, value in options.items() if value is not None}
         payload = given["payload"].strip() or "{}"
-        job = await pages.dashboard.operations.add(given["task"].strip(), payload, access_of(request), **chosen)
+        job = await pages.dashboard.operations.add(
+            given["task"].strip(), payload, access_of(request), **chosen
+        )
     except (DatabaseError, ForbiddenError):
         raise
     except GraphileWorkerError as error:

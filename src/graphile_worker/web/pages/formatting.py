@@ -12,6 +12,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+UNKNOWN = "\N{EN DASH}"
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 _TWO_UNITS = ((_DAY, "d", _HOUR, "h"), (_HOUR, "h", _MINUTE, "min"), (_MINUTE, "min", 1, "s"))
 _MILLISECOND = 0.001
@@ -21,10 +22,10 @@ _TENTH, _TEN = 0.1, 10.0
 def count(value: float | None) -> str:
     """Write a number of things.
 
-    >>> count(12345), count(None)
-    ('12,345', '–')
+    >>> count(12345), count(None) == UNKNOWN
+    ('12,345', True)
     """
-    return "–" if value is None else f"{value:,.0f}"
+    return UNKNOWN if value is None else f"{value:,.0f}"
 
 
 def duration(value: float | None) -> str:
@@ -34,7 +35,7 @@ def duration(value: float | None) -> str:
     ['0 s', '<1 ms', '250 ms', '3.3 s', '42 s', '1 min 15 s', '1 h 1 min', '2 d 7 h']
     """
     if value is None or not math.isfinite(value):
-        return "–"
+        return UNKNOWN
     value = max(value, 0.0)
     if value < _MINUTE:
         return _short_duration(value)
@@ -60,8 +61,8 @@ def relative(moment: datetime, now: datetime | None = None) -> str:
 
     >>> from datetime import timedelta
     >>> now = datetime(2026, 1, 1, tzinfo=UTC)
-    >>> relative(now - timedelta(seconds=90), now), relative(now + timedelta(hours=2), now), relative(now, now)
-    ('1 min ago', 'in 2 h', 'now')
+    >>> [relative(now + timedelta(seconds=apart), now) for apart in (-90, 7200, 0)]
+    ['1 min ago', 'in 2 h', 'now']
     """
     apart = (moment - (now or datetime.now(UTC))).total_seconds()
     size = abs(apart)
@@ -110,7 +111,7 @@ def percent(part: float | None) -> str:
     ('12 %', '<0.1 %', '0 %', '100 %')
     """
     if part is None:
-        return "–"
+        return UNKNOWN
     value = part * 100
     if 0 < value < _TENTH:
         return "<0.1 %"

@@ -83,7 +83,7 @@ def read_number(form: Form, name: str) -> int | None:
 
 
 def read_time(form: Form) -> str | None:
-    """Return the time that a form has, in ``delay`` or in ``run_at``, as ISO 8601 text; None if there is none.
+    """Return the time in the field ``delay`` or ``run_at`` as ISO 8601 text; None if both are empty.
 
     Raises:
         InvalidJobError: It cannot be read.

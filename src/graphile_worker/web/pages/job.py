@@ -44,7 +44,12 @@ async def show_job(pages: Renderer, request: Request) -> Response:
         )
     size = 0 if job.payload is None else len(bytes(job.payload))
     is_large = size > _MOST_SHOWN
-    values: dict[str, Any] = {"payload_size": size, "payload_is_large": is_large, "payload": None, "raw_payload": ""}
+    values: dict[str, Any] = {
+        "payload_size": size,
+        "payload_is_large": is_large,
+        "payload": None,
+        "raw_payload": "",
+    }
     if job.payload is not None:
         text = bytes(job.payload)[:_MOST_SHOWN].decode(errors="replace")
         values["raw_payload"] = text + "…" if is_large else formatting.raw_json(job.payload)
@@ -79,7 +84,10 @@ def _find_way(job: JobDetail) -> list[Step]:
             steps.append(Step("Due", "scheduled", "past", job.run_at))
             steps += [Step("Blocked by its queue", "blocked", "now"), Step("Run", "other", "future")]
         case "ready":
-            steps += [Step("Ready", "ready", "now", job.run_at, "waits for a worker"), Step("Run", "other", "future")]
+            steps += [
+                Step("Ready", "ready", "now", job.run_at, "waits for a worker"),
+                Step("Run", "other", "future"),
+            ]
         case "running":
             steps.append(Step("Due", "scheduled", "past", job.run_at))
             steps.append(Step("Running", "running", "now", job.locked_at, f"attempt {job.attempts}"))

@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import StreamingResponse
 
 from graphile_worker.web.auth import Permission
-from graphile_worker.web.filters import FilterError, format_filter, parse_filter, read_tab
+from graphile_worker.web.filters import Filter, FilterError, format_filter, parse_filter, read_tab
 from graphile_worker.web.pages.links import Links, access_of
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from graphile_worker.web.auth import Access
-    from graphile_worker.web.filters import Filter
     from graphile_worker.web.pages.rendering import Renderer
 
 PAGE_SIZE = 50
@@ -132,36 +131,21 @@ async def show_jobs(pages: Renderer, request: Request) -> Response:
 
 def _chips(selected: Filter, state: str | None, links: Links) -> list[tuple[str, str]]:
     """Return the parts of a filter: the text of each, and the address without it."""
-    parts: list[tuple[str, Filter]] = []
-    for field in ("task", "queue_name", "key", "locked_by", "error_type", "fingerprint", "search"):
-        if getattr(selected, field, None) is not None:
-            parts.append((field, selected.replace(**{field: None})))
-    for field in ("flags", "ids", "payload"):
-        for value in getattr(selected, field):
-            rest = tuple(one for one in getattr(selected, field) if one != value)
-            parts.append((field, selected.replace(**{field: rest})))
-    return [
-        (_difference(selected, rest), links.to("/jobs", state=state, q=format_filter(rest)))
-        for _, rest in parts
-    ]
-
-
-def _difference(whole: Filter, rest: Filter) -> str:
-    """Return the text of what `rest` leaves out of a filter."""
-    empty = whole.replace(
-        **{
-            field: type(getattr(whole, field))() if isinstance(getattr(whole, field), tuple) else None
-            for field in (
-                "task", "queue_name", "key", "locked_by", "error_type", "fingerprint", "search", "flags", "ids", "payload",
+    parts: list[tuple[Filter, Filter]] = []
+    nothing = Filter(tab=selected.tab, search_payload=selected.search_payload)
+    for field in Filter.__struct_fields__:
+        value = getattr(selected, field)
+        if value == getattr(nothing, field):
+            continue
+        for one in value if isinstance(value, tuple) else [value]:
+            is_many = isinstance(value, tuple)
+            rest = tuple(other for other in value if other != one) if is_many else None
+            parts.append(
+                (nothing.replace(**{field: (one,) if is_many else one}), selected.replace(**{field: rest}))
             )
-        }
-    )
-    changes: dict[str, Any] = {}
-    for field in whole.__struct_fields__:
-        mine, theirs = getattr(whole, field), getattr(rest, field)
-        if mine != theirs:
-            changes[field] = tuple(one for one in mine if one not in theirs) if isinstance(mine, tuple) else mine
-    return format_filter(empty.replace(**changes))
+    return [
+        (format_filter(part), links.to("/jobs", state=state, q=format_filter(rest))) for part, rest in parts
+    ]
 
 
 async def export_jobs(pages: Renderer, request: Request) -> Response:
@@ -179,7 +163,9 @@ async def export_jobs(pages: Renderer, request: Request) -> Response:
             if page.next is None:
                 return
             if written >= MAX_EXPORTED:
-                yield json.dumps({"truncated": f"The export ends after {MAX_EXPORTED} jobs."}).encode() + b"\n"
+                yield (
+                    json.dumps({"truncated": f"The export ends after {MAX_EXPORTED} jobs."}).encode() + b"\n"
+                )
                 return
             page = await pages.dashboard.data.jobs(selected, access, cursor=page.next, limit=_EXPORT_PAGE)
 

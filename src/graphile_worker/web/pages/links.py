@@ -47,4 +47,4 @@ def redirect(address: str) -> Response:
 
 def read_choice(given: str | None, allowed: Sequence[str]) -> str:
     """Return what was chosen, or the first choice."""
-    return given if given in allowed else allowed[0]
+    return given if given is not None and given in allowed else allowed[0]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from graphile_worker.web.errors import NotFoundError
 from graphile_worker.web.pages.formatting import join_names, shorten
 from graphile_worker.web.pages.forms import read_form
-from graphile_worker.web.pages.notices import redirect_with_notice
 from graphile_worker.web.pages.links import Links, access_of
+from graphile_worker.web.pages.notices import redirect_with_notice
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from graphile_worker.web.pages.rendering import Renderer
 
 _MOST_NAMED = 20
+_SWEEP = (
+    "Running workers do this by themselves all the time. Only workers that sent heartbeats and stopped count as "
+    "dead."
+)
 
 
 async def confirm_run(pages: Renderer, request: Request) -> Response:
@@ -50,7 +54,10 @@ async def confirm_maintenance(pages: Renderer, request: Request) -> Response:
     """Answer ``/maintenance/{what}``: ask, and say what would be done."""
     what = request.path_params["what"]
     links, operations = Links(request), pages.dashboard.operations
-    values: dict[str, Any] = {"back_url": links.to("/workers"), "action_url": links.to(f"/maintenance/{what}")}
+    values: dict[str, Any] = {
+        "back_url": links.to("/workers"),
+        "action_url": links.to(f"/maintenance/{what}"),
+    }
     if what == "unlock":
         worker = request.query_params.get("worker", "")
         values |= {
@@ -65,15 +72,16 @@ async def confirm_maintenance(pages: Renderer, request: Request) -> Response:
         lines = _describe_sweep(found)
         values |= {
             "question": "Release the jobs of dead workers?",
-            "consequence": "Running workers do this by themselves all the time. Only workers that sent heartbeats and "
-            "stopped count as dead." + ("" if lines else " No worker is dead now: there is nothing to release."),
+            "consequence": _SWEEP
+            if lines
+            else f"{_SWEEP} No worker is dead now: there is nothing to release.",
             "button": "Sweep" if lines else "",
             "lines": lines,
         }
     elif what == "cleanup":
         values |= {
             "question": "Clean up?",
-            "consequence": "Rows of queues without jobs are removed. A queue that is used again gets a new row.",
+            "consequence": "Queues without jobs are removed. A queue that is used again is made again.",
             "button": "Clean up",
         }
     else:

@@ -24,6 +24,12 @@ _DONE = {
     "complete": "completed",
     "remove": "removed",
 }
+_MAINTAINED = {
+    "swept": "Swept. Dead workers whose jobs were released: {}.",
+    "unlocked": "Unlocked: its jobs and queues are free again.",
+    "cleaned": "Cleaned up. Rows removed: {}.",
+    "stopping": "The operation stops after its current batch.",
+}
 
 
 class Notice(NamedTuple):
@@ -65,22 +71,16 @@ def read_notice(request: Request) -> Notice | None:
     if kept is None:
         return None
     what, number, requested = kept["what"], int(kept["number"]), int(kept["requested"])
-    links = Links(request)
-    jobs = f"{count(number)} {'job' if number == 1 else 'jobs'}"
-    match what:
-        case "added":
-            return Notice(f"Job {number} was added.", links.to(f"/jobs/{number}"), "Show it")
-        case "swept":
-            return Notice(f"Swept: the jobs of {number} dead {'worker' if number == 1 else 'workers'} were released.")
-        case "unlocked":
-            return Notice("Unlocked: its jobs and queues are free again.")
-        case "cleaned":
-            return Notice(f"Cleaned up: {count(number)} {'row' if number == 1 else 'rows'} removed.")
-        case "stopping":
-            return Notice("The operation stops after its current batch.")
-        case _ if what not in _DONE:
-            return None
-    stopping = f" {count(requested)} running {'job was' if requested == 1 else 'jobs were'} asked to stop."
-    if not number:
-        return Notice("No job was changed." if not requested else stopping.strip())
-    return Notice(f"{jobs} {_DONE[what]}.{stopping if requested else ''}")
+    if what == "added":
+        return Notice(f"Job {number} was added.", Links(request).to(f"/jobs/{number}"), "Show it")
+    if what in _MAINTAINED:
+        return Notice(_MAINTAINED[what].format(count(number)))
+    if what not in _DONE:
+        return None
+    changed = f"{_jobs(number)} {_DONE[what]}." if number or not requested else ""
+    asked = f"{_jobs(requested)} asked to stop." if requested else ""
+    return Notice(f"{changed} {asked}".strip())
+
+
+def _jobs(number: int) -> str:
+    return f"{count(number)} {'job' if number == 1 else 'jobs'}"

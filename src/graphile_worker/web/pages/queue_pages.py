@@ -1,4 +1,4 @@
-"""The pages about everything that is not a single job: failures, queues, tasks, recurring tasks, workers, doctor."""
+"""The pages about more than a single job: failures, queues, tasks, recurring tasks, workers, doctor."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ async def show_queues(pages: Renderer, request: Request) -> Response:
 
 async def show_tasks(pages: Renderer, request: Request) -> Response:
     """Answer ``/tasks``."""
-    sort = read_choice(request.query_params.get("sort"), ["ready", "task", *(name for name, _ in _TASK_COLUMNS)])
+    sort = read_choice(
+        request.query_params.get("sort"), ["ready", "task", *(name for name, _ in _TASK_COLUMNS)]
+    )
     page = await pages.dashboard.data.tasks()
     rows = sorted(page.items, key=lambda row: row.task)
     if sort != "task":
@@ -105,9 +107,7 @@ async def show_task(pages: Renderer, request: Request) -> Response:
     window = read_choice(request.query_params.get("window"), [name for name, _ in WINDOWS])
     drawn = await draw_activity(data, window, task=identifier)
     counts = {name: getattr(task.row.counts, name) for name in task.row.counts.__struct_fields__}
-    return await pages.page(
-        request, "task.html", current="tasks", task=task, task_counts=counts, **drawn
-    )
+    return await pages.page(request, "task.html", current="tasks", task=task, task_counts=counts, **drawn)
 
 
 async def show_cron(pages: Renderer, request: Request) -> Response:

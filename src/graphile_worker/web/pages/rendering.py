@@ -124,8 +124,19 @@ class Renderer:
         if outage is None:
             counts = CountTexts(await self.dashboard.data.counts())
         shell = self._shell(request)
-        text = make_environment().get_template(template).render(
-            {**shell, "current": current, "counts": counts, "outage": outage, "current_state": None, **values}
+        text = (
+            make_environment()
+            .get_template(template)
+            .render(
+                {
+                    **shell,
+                    "current": current,
+                    "counts": counts,
+                    "outage": outage,
+                    "current_state": None,
+                    **values,
+                }
+            )
         )
         response = HTMLResponse(text, status)
         if NOTICE in request.cookies and template != "confirm.html":
@@ -190,7 +201,11 @@ class Renderer:
         self, request: Request, title: str, text: str, status: int, back_url: str | None = None
     ) -> Response:
         """Render a page that says why there is nothing else."""
-        values = {"title": title, "text": text, "back_url": back_url or Links(request).to("/jobs")}
+        values: dict[str, Any] = {
+            "title": title,
+            "text": text,
+            "back_url": back_url or Links(request).to("/jobs"),
+        }
         try:
             return await self.page(request, "problem.html", status=status, **values)
         except DatabaseError:
@@ -249,7 +264,9 @@ async def error_page(dashboard: Dashboard, request: Request, problem: Problem) -
         return await Renderer(dashboard).problem(
             request, problem.title, problem.detail or "", problem.status, Links(request).to("/")
         )
-    text = make_environment().get_template("stranger.html").render(
-        problem=problem, asset=lambda name: asset(request, name)
+    text = (
+        make_environment()
+        .get_template("stranger.html")
+        .render(problem=problem, asset=lambda name: asset(request, name))
     )
     return HTMLResponse(text, problem.status)

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING
 
 from starlette.routing import Route
 
-from graphile_worker.web.pages import actions, adding, job, jobs, maintenance, overview, preferences, queue_pages
+from graphile_worker.web.pages import (
+    actions,
+    adding,
+    job,
+    jobs,
+    maintenance,
+    overview,
+    preferences,
+    queue_pages,
+)
 from graphile_worker.web.pages.rendering import Renderer, error_page
 
 if TYPE_CHECKING:
