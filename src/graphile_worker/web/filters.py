@@ -25,7 +25,7 @@ from graphile_worker.web.models import Tab
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-QUALIFIERS = ("task", "queue", "key", "flag", "worker", "id", "error", "fingerprint")
+QUALIFIERS = ("task", "queue", "key", "flag", "worker", "id", "error", "fingerprint", "failed")
 """The qualifiers; and ``payload.``, which is followed by a path."""
 MAX_LENGTH = 2000
 """Characters of a filter."""
@@ -36,7 +36,10 @@ _FIELDS = {
     "worker": "locked_by",
     "error": "error_type",
     "fingerprint": "fingerprint",
+    "failed": "failed_within",
 }
+FAILED_WITHIN = {"1h": 3600, "3h": 10_800, "24h": 86_400, "3d": 259_200, "7d": 604_800}
+"""The values of ``failed:``, in seconds."""
 _QUOTED = r'"(?:[^"\\]|\\.)*"'
 _WORD = re.compile(
     rf'(?:(?P<name>payload(?:\.(?:{_QUOTED}|[^\s".:]+))+|[a-z]+):)?(?P<value>{_QUOTED}|[^\s"][^\s]*|)(?=\s|$)'
@@ -59,6 +62,8 @@ class Filter(JobFilter, frozen=True, kw_only=True):
     flags: tuple[str, ...] = ()
     ids: tuple[int, ...] = ()
     fingerprint: str | None = None
+    failed_within: str | None = None
+    """One of `FAILED_WITHIN`: only jobs whose last failure is not older."""
     payload: tuple[tuple[tuple[str, ...], str], ...] = ()
     """Pairs of a path in the payload and the text of the value there."""
     search_payload: bool = True
@@ -96,6 +101,7 @@ class Filter(JobFilter, frozen=True, kw_only=True):
             **filters,
             "having_flags": list(self.flags) or None,
             "having_fingerprint": self.fingerprint,
+            "having_failed_within": FAILED_WITHIN[self.failed_within] if self.failed_within else None,
             "having_payload": msgspec.json.encode(
                 [{"path": path, "value": value} for path, value in self.payload]
             ).decode()
@@ -191,6 +197,8 @@ def _add_qualifier(found: dict[str, Any], name: str, value: str) -> None:
         found["payload"] = (*found["payload"], (path, value))
     elif _FIELDS[name] in found:
         raise FilterError(f"The filter has {name}: twice. A job has only one.")
+    elif name == "failed" and value not in FAILED_WITHIN:
+        raise FilterError(f"failed: has {value[:20]!r}; it must be one of {', '.join(FAILED_WITHIN)}.")
     else:
         _check(name, value)
         found[_FIELDS[name]] = value
