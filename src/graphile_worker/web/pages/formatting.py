@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from graphile_worker._base.payload import decode_or_raw
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 UNKNOWN = "\N{EN DASH}"
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 _TWO_UNITS = ((_DAY, "d", _HOUR, "h"), (_HOUR, "h", _MINUTE, "min"), (_MINUTE, "min", 1, "s"))
+MAX_DEPTH = 50
+"""Levels of a JSON value that are shown as a tree."""
 _MILLISECOND = 0.001
 _TENTH, _TEN = 0.1, 10.0
 
@@ -134,8 +138,14 @@ def first_line(text: object) -> str:
 
 
 def raw_json(value: Any) -> str:
-    """Write a JSON value with sorted keys, two spaces a level, and exact integers."""
-    return json.dumps(plain(value), indent=2, sort_keys=True, ensure_ascii=False, default=str)
+    """Write a JSON value with sorted keys, two spaces a level, and exact integers.
+
+    A stored value that Python cannot read, or that is too deep, is written as it is stored.
+    """
+    read = plain(value)
+    if isinstance(read, msgspec.Raw):
+        return bytes(read).decode(errors="backslashreplace")
+    return json.dumps(read, indent=2, sort_keys=True, ensure_ascii=False, default=str)
 
 
 def short_json(value: Any) -> str:
@@ -154,8 +164,21 @@ def in_order(value: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: `msgspec.Raw` is decoded."""
-    return msgspec.json.decode(bytes(value)) if isinstance(value, msgspec.Raw) else value
+    """Return a value as JSON has it: `msgspec.Raw` is decoded, except if it cannot be read or is too deep."""
+    if not isinstance(value, msgspec.Raw):
+        return value
+    read = decode_or_raw(bytes(value).decode(errors="backslashreplace"))
+    return value if _is_deep(read) else read
+
+
+def _is_deep(value: Any) -> bool:
+    level, depth = [value], 0
+    while level and depth <= MAX_DEPTH:
+        inner = [
+            one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)
+        ]
+        level, depth = [one for many in inner for one in many], depth + 1
+    return bool(level)
 
 
 def qualifier(name: str, value: object) -> str:

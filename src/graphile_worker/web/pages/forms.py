@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from starlette.datastructures import ImmutableMultiDict
 
 from graphile_worker.errors import InvalidJobError
-from graphile_worker.web.errors import WebError
+from graphile_worker.web.errors import TooLargeError, WebError
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -32,13 +31,6 @@ _UNITS = {
     "d": 86_400, "day": 86_400, "days": 86_400,
     "w": 604_800, "week": 604_800, "weeks": 604_800,
 }  # fmt: skip
-
-
-class TooLargeError(WebError):
-    """A form is too large."""
-
-    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-    code = "too_large"
 
 
 async def read_form(request: Request) -> Form:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import msgspec
+
 from graphile_worker.web.errors import NotFoundError
 from graphile_worker.web.pages import formatting
 from graphile_worker.web.pages.jobs import allowed_actions
@@ -48,12 +50,15 @@ async def show_job(pages: Renderer, request: Request) -> Response:
         "payload_size": size,
         "payload_is_large": is_large,
         "payload": None,
+        "has_tree": False,
         "raw_payload": "",
     }
     if job.payload is not None:
         text = bytes(job.payload)[:_MOST_SHOWN].decode(errors="replace")
         values["raw_payload"] = text + "…" if is_large else formatting.raw_json(job.payload)
-        values["payload"] = None if is_large else formatting.plain(job.payload)
+        read = None if is_large else formatting.plain(job.payload)
+        values["payload"] = read
+        values["has_tree"] = not is_large and not isinstance(read, msgspec.Raw)
     return await pages.page(
         request,
         "job.html",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from graphile_worker.web.errors import NotFoundError
-from graphile_worker.web.pages.formatting import join_names, shorten
+from graphile_worker.web.pages.formatting import shorten
 from graphile_worker.web.pages.forms import read_form
 from graphile_worker.web.pages.links import Links, access_of
 from graphile_worker.web.pages.notices import redirect_with_notice
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _MOST_NAMED = 20
 _SWEEP = (
-    "Running workers do this by themselves all the time. Only workers that sent heartbeats and stopped count as "
-    "dead."
+    "Running workers do this by themselves all the time. Only workers that sent heartbeats and stopped count "
+    "as dead."
 )
 
 
@@ -111,9 +111,17 @@ def _size(value: object) -> int:
 
 
 def _describe_sweep(found: dict[str, Any]) -> list[str]:
-    workers = found.get("workers") or []
-    names = [str(one.get("id", one)) if isinstance(one, dict) else str(one) for one in workers]
-    return [] if not names else [f"Dead: {join_names(names, _MOST_NAMED)}"]
+    workers = found["workers"]
+    lines = [
+        f"{shorten(one['id'], 60)}: {_length(one['jobs'])} jobs, {_length(one['queues'])} queues"
+        for one in workers[:_MOST_NAMED]
+    ]
+    left = len(workers) - len(lines)
+    return [*lines, f"and {left} more workers"] if left else lines
+
+
+def _length(found: object) -> int:
+    return len(found) if isinstance(found, list) else int(str(found))
 
 
 async def _ask(pages: Renderer, request: Request, *, current: str, **values: Any) -> Response:

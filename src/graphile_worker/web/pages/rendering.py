@@ -138,7 +138,7 @@ class Renderer:
                 }
             )
         )
-        response = HTMLResponse(text, status)
+        response = HTMLResponse(encode(text), status)
         if NOTICE in request.cookies and template != "confirm.html":
             response.delete_cookie(NOTICE, path=f"{request.state.root}/")
         return response
@@ -247,6 +247,11 @@ def counted(count: Count) -> str:
     return text if count.exact else f"≈ {text}"
 
 
+def encode(text: str) -> bytes:
+    """Encode a page. Payloads may have half a surrogate pair, which UTF-8 cannot."""
+    return text.encode(errors="backslashreplace")
+
+
 def asset(request: Request, name: str) -> str:
     """Return the address of a static file, which changes with its content."""
     return f"{request.state.root}/static/{name}?v={_fingerprints()[name]}"
@@ -269,4 +274,4 @@ async def error_page(dashboard: Dashboard, request: Request, problem: Problem) -
         .get_template("stranger.html")
         .render(problem=problem, asset=lambda name: asset(request, name))
     )
-    return HTMLResponse(text, problem.status)
+    return HTMLResponse(encode(text), problem.status)
