@@ -79,7 +79,8 @@ class Change(NamedTuple):
     @classmethod
     def run_now(cls) -> Self:
         """Run scheduled jobs now, with the attempts that are left."""
-        return cls("reschedule", (*jobs.split_instant(timedelta(0)), None, None, None), ("having_state_scheduled",))
+        now = jobs.split_instant(timedelta(0))
+        return cls("reschedule", (*now, None, None, None), ("having_state_scheduled",))
 
     @classmethod
     def remove(cls, key: str) -> Self:

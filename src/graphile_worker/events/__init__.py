@@ -1,8 +1,8 @@
 """The events that a worker emits: one class per event.
 
 The modules are named after the subject of their events: `job`, `worker` (a slot of a worker), `pool` (a
-worker process), `cron` and `dashboard`. `emitter` calls the listeners. The worker's packages emit events, and users
-listen. Nothing in here knows how a worker works.
+worker process), `cron` and `dashboard`. `emitter` calls the listeners. The worker's packages emit events,
+and users listen. Nothing in here knows how a worker works.
 
 The `name` of an event is the same as in Graphile Worker.
 """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import HTTPConnection
 
-    Auth: TypeAlias = Callable[[HTTPConnection], "Access | None | Awaitable[Access | None]"]
+    Auth: TypeAlias = Callable[[HTTPConnection], "Access | Awaitable[Access | None] | None"]
 
 
 class Permission(StrEnum):
@@ -154,9 +154,9 @@ def token_auth(tokens: str | Mapping[str, Access]) -> Auth:
     if not given:
         raise ConfigurationError("token_auth has no token. Pass one, or several with their Access.")
     for token, access in given.items():
-        if not isinstance(token, str) or len(token) < _MIN_TOKEN or not token.isascii() or " " in token:
+        if len(token) < _MIN_TOKEN or not token.isascii() or " " in token:
             raise ConfigurationError(
-                f"A token must be ASCII text without spaces, with at least {_MIN_TOKEN} characters. Make one: "
+                f"A token must be ASCII text without spaces, of at least {_MIN_TOKEN} characters. Make one: "
                 'python -c "import secrets; print(secrets.token_urlsafe())"'
             )
         _check_access(access)
@@ -195,7 +195,8 @@ def basic_auth(users: Mapping[str, str | tuple[str, Access]]) -> Auth:
         users: Passwords by name; or pairs of a password and what the user may do.
 
     >>> from graphile_worker.web import Access, basic_auth
-    >>> auth = basic_auth({"ann": "correct horse", "bob": ("battery", Access(user="bob", permissions={"view"}))})
+    >>> viewer = Access(user="bob", permissions={"view"})
+    >>> auth = basic_auth({"ann": "correct horse", "bob": ("battery staple", viewer)})
     """
     if not users:
         raise ConfigurationError("basic_auth has no user. Pass passwords by name.")
@@ -245,8 +246,9 @@ def proxy_auth(
 ) -> Auth:
     """Accept the user whom a reverse proxy has authenticated and names in a header.
 
-    The proxy must remove the header from what clients send. The address that counts is that of the connection, so the
-    server must not replace it by ``X-Forwarded-For``: with uvicorn, pass ``proxy_headers=False``.
+    The proxy must remove the header from what clients send. The address that counts is that of the
+    connection, so the server must not replace it by ``X-Forwarded-For``: with uvicorn, pass
+    ``proxy_headers=False``.
 
     Args:
         header: The header with the user's name.
@@ -263,12 +265,14 @@ def proxy_auth(
         except ValueError as error:
             raise ConfigurationError(f"Invalid proxy address {one!r}: {error}.") from None
     if not networks:
-        raise ConfigurationError("proxy_auth trusts no proxy. Pass trusted=, a list of addresses or networks.")
+        raise ConfigurationError(
+            "proxy_auth trusts no proxy. Pass trusted=, a list of addresses or networks."
+        )
     return _ProxyAuth(header, networks, access)
 
 
 def cookie_name(request: HTTPConnection) -> str:
-    """Return the name of the cookie. Cookies ignore ports, so that of another dashboard must have another name."""
+    """Return the name of the cookie. Cookies ignore ports, so it differs between dashboards of a machine."""
     server = request.scope.get("server") or ("", 0)
     return f"graphile_worker_{server[1] or 0}"
 

@@ -86,19 +86,19 @@ class Queue:
 class Dashboard:
     """The dashboard and the JSON API of an app's queue: an ASGI application, to mount or to serve.
 
-    Without `auth` it answers only requests from the machine that it runs on. The connections are its own, at most
-    four. They are closed when the event loop ends, or by `close`.
+    Without `auth` it answers only requests from the machine that it runs on. The connections are its own, at
+    most four. They are closed when the event loop ends, or by `close`.
 
     Args:
         app: The app. Its connection settings, tasks and recurring tasks are used; the dashboard runs no jobs.
-        auth: A function of the request that returns what its user may do, an `Access`, or None for a stranger. It
-            may be async. See `token_auth`, `basic_auth` and `proxy_auth`.
+        auth: A function of the request that returns what its user may do, an `Access`, or None for a
+            stranger. It may be async. See `token_auth`, `basic_auth` and `proxy_auth`.
         read_only: Whether to refuse all changes, whatever the user may do.
-        redact: Called as ``redact(task_identifier, payload)`` before a payload is shown. Returns what to show. If it
-            raises an error, the payload is hidden. Nobody can search in payloads then.
+        redact: Called as ``redact(task_identifier, payload)`` before a payload is shown. Returns what to
+            show. If it raises an error, the payload is hidden. Nobody can search in payloads then.
         schemas: Names of further schemas in the same database, to switch between.
-        allowed_hosts: Names under which the dashboard is served. Requests for other names are refused. By default
-            that is not checked, because the program that mounts the dashboard can.
+        allowed_hosts: Names under which the dashboard is served. Requests for other names are refused. By
+            default that is not checked, because the program that mounts the dashboard can.
         query_timeout: How long a query may take, in seconds.
 
     Example:
@@ -216,7 +216,7 @@ class Dashboard:
                 finally:
                     self._current.reset(token)
                 return
-        except Exception as error:  # noqa: BLE001 - a server error must not carry the traceback to the viewer
+        except Exception as error:
             if has_started:
                 raise
             response = await self._explain(request, error)
@@ -232,7 +232,9 @@ class Dashboard:
             target, cookie = found
             headers = {}
             if cookie:
-                headers["Set-Cookie"] = security.cookie_header(request, cookie, request.scope["state"]["root"])
+                headers["Set-Cookie"] = security.cookie_header(
+                    request, cookie, request.scope["state"]["root"]
+                )
             return RedirectResponse(target, 303, headers)
         security.check_origin(request, request.method)
         access = await security.authenticate(request, self.auth)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphile_worker._db.queries import web_reads
 from graphile_worker.doctor import examine
-from graphile_worker.errors import ConfigurationError, GraphileWorkerError
+from graphile_worker.errors import ConfigurationError
 from graphile_worker.history import OUTCOMES
 from graphile_worker.stats import Activity, JobCounts, Metric
 from graphile_worker.web.english import describe
@@ -52,9 +52,12 @@ if TYPE_CHECKING:
     from graphile_worker.cron import CronItem
     from graphile_worker.stats import Writes
     from graphile_worker.web.reading import QueueLook
+    from graphile_worker.web.shared import Shared
     from graphile_worker.workers import WorkerInfo
 
 WINDOWS = {"1h": 3600.0, "24h": 86_400.0, "7d": 7 * 86_400.0}
+_WINDOW_STEPS = {"1h": 60.0, "24h": 3600.0, "7d": 86_400.0}
+"""Long steps, because only the sums of the longer windows are shown."""
 FAILURE_WINDOWS = ("1h", "3h", "24h", "3d", "7d", "all")
 _MAX_FAILED = 100_000
 """How many of the newest failed jobs are grouped."""
@@ -67,6 +70,8 @@ _SAMPLES = 60
 _MIN_APART = 2.0
 _DOCTOR_AGE = 60.0
 _ACTIVITY_AGE = 2.0
+_AGE_PART = 3600.0
+"""Statistics of a week may be older than those of an hour: by this part of the period."""
 _LAST_FAILED = 2000
 _CRON_RUNS = 20
 _OVERDUE = 120.0
@@ -86,11 +91,10 @@ class QueueData(JobReader):
         """Return the state of the queue on one page."""
         notices: list[str] = []
         nothing: list[Any] = []
-        look, hour, day, week, workers, failures, writes = await asyncio.gather(
+        activities = asyncio.gather(*(self._window_activity(name, notices) for name in WINDOWS))
+        look, (hour, day, week), workers, failures, writes = await asyncio.gather(
             self.look(),
-            self._activity_or_none(None, WINDOWS["1h"], notices),
-            self._activity_or_none(None, WINDOWS["24h"], notices),
-            self._activity_or_none(None, WINDOWS["7d"], notices),
+            activities,
             self._optional("The workers", self._read_workers(), nothing, notices),
             self._optional("The last failures", self._last_failures(), nothing, notices),
             self._optional("The rates", self._ask(lambda utils: utils.many.writes()), None, notices),
@@ -132,9 +136,7 @@ class QueueData(JobReader):
             )
         look, page = await asyncio.gather(self.look(), self._failure_groups.get())
         groups, timed = page
-        chosen = [
-            group for group in groups if group.windows[window] and (task is None or group.task == task)
-        ]
+        chosen = [group for group in groups if group.windows[window] and (task is None or group.task == task)]
         chosen.sort(key=lambda group: -group.windows[window])
         notices = []
         if sum(group.jobs for group in groups) >= _MAX_FAILED:
@@ -149,18 +151,22 @@ class QueueData(JobReader):
         )
 
     async def queues(self, search: str = "", *, limit: int = 100) -> QueuePage:
-        """Return the serial queues with the most jobs, locked ones first; or those whose names contain a text."""
+        """Return the largest serial queues, locked ones first; or those whose names contain a text."""
         limit = max(1, min(limit, _MAX_QUEUES))
         if len(search) > 128 or "\0" in search:  # noqa: PLR2004 - no name is longer
-            raise InvalidRequestError("The name of a queue has at most 128 characters, without null characters.")
+            raise InvalidRequestError(
+                "The name of a queue has at most 128 characters, without null characters."
+            )
         if search:
             rows = await self._query(partial(web_reads.list_queues, limit=limit, search=search))
         else:
             rows = await self._share(
-                ("queues", limit), partial(self._query, partial(web_reads.list_queues, limit=limit, search=""))
+                ("queues", limit),
+                partial(self._query, partial(web_reads.list_queues, limit=limit, search="")),
             ).get()
         names = self._share(
-            "names", partial(self._query, partial(web_reads.count_up_to, what="queue_names", limit=_MAX_NAMES))
+            "names",
+            partial(self._query, partial(web_reads.count_up_to, what="queue_names", limit=_MAX_NAMES)),
         )
         total = await names.get()
         return QueuePage(
@@ -177,7 +183,7 @@ class QueueData(JobReader):
         no_errors: dict[str, str] = {}
         look, activity, workers, errors = await asyncio.gather(
             self.look(),
-            self._activity_or_none(None, WINDOWS["1h"], notices),
+            self._window_activity("1h", notices),
             self._optional("The workers", self._read_workers(), nothing, notices),
             self._optional("The last errors", self._last_errors.get(), no_errors, notices),
         )
@@ -199,7 +205,7 @@ class QueueData(JobReader):
             return None
         notices = list(page.notices)
         found = await asyncio.gather(
-            *(self._activity_or_none(None, seconds, notices) for seconds in WINDOWS.values()),
+            *(self._window_activity(name, notices) for name in WINDOWS),
         )
         failures = await self.failures(task=identifier)
         windows = [
@@ -216,7 +222,9 @@ class QueueData(JobReader):
         notices: list[str] = []
         known, keeps = await asyncio.gather(
             self._ask(lambda utils: utils.known_crontabs()),
-            self._optional("The history", self._ask(lambda utils: utils.has_history()), default=False, notices=notices),
+            self._optional(
+                "The history", self._ask(lambda utils: utils.has_history()), default=False, notices=notices
+            ),
         )
         now = (await self.look()).look.at
         try:
@@ -229,7 +237,9 @@ class QueueData(JobReader):
             item, stored = declared.get(identifier), known.get(identifier)
             since = None if stored is None else stored.known_since
             last = None if stored is None else stored.last_execution
-            runs, lateness = await self._cron_runs(item, notices) if item is not None and keeps else ([], None)
+            runs, lateness = (
+                await self._cron_runs(item, notices) if item is not None and keeps else ([], None)
+            )
             items.append(_cron_row(identifier, item, since, last, now, runs, lateness))
         return CronPage(items=items, now=now, notices=list(dict.fromkeys(notices)))
 
@@ -267,7 +277,7 @@ class QueueData(JobReader):
         return writes.added, writes.removed, look.total, len(look.running)
 
     async def doctor(self) -> DoctorReport:
-        """Return what the doctor finds. The checks take some seconds, so viewers share a report for a minute."""
+        """Return what the doctor finds. Viewers share a report for a minute, because the checks take time."""
         return await self._doctor.get()
 
     async def series(
@@ -282,7 +292,9 @@ class QueueData(JobReader):
             step: Seconds from one point to the next, a multiple of a minute.
         """
         if metric not in set(Metric):
-            raise InvalidRequestError(f"Unknown metric {metric[:40]!r}: it must be one of {', '.join(Metric)}.")
+            raise InvalidRequestError(
+                f"Unknown metric {metric[:40]!r}: it must be one of {', '.join(Metric)}."
+            )
         if not 1 <= since <= _MAX_AGE or (step is not None and not 60 <= step <= _MAX_AGE):  # noqa: PLR2004
             raise InvalidRequestError("since must be from 1 s to 90 days, and step from 60 s to 90 days.")
         wanted = Metric(metric)
@@ -303,24 +315,24 @@ class QueueData(JobReader):
         return await shared.get()
 
     @property
-    def _doctor(self) -> Any:
+    def _doctor(self) -> Shared[DoctorReport]:
         return self._share("doctor", self._examine, min_age=_DOCTOR_AGE)
 
     @property
-    def _last_errors(self) -> Any:
+    def _last_errors(self) -> Shared[dict[str, str]]:
         return self._share(
             "errors", partial(self._query, partial(web_reads.list_last_errors, newest=_LAST_FAILED))
         )
 
     @property
-    def _failure_groups(self) -> Any:
+    def _failure_groups(self) -> Shared[tuple[list[FailureGroup], bool]]:
         return self._share("failures", self._group_failures)
 
     async def _group_failures(self) -> tuple[list[FailureGroup], bool]:
         rows, timed = await self._query(
             partial(web_reads.group_failures, jobs_limit=_MAX_FAILED, groups_limit=_MAX_GROUPS)
         )
-        return [_failure_group(row, timed=timed) for row in rows], timed
+        return [_failure_group(dict(row), timed=timed) for row in rows], timed
 
     async def _last_failures(self) -> list[FailedJobRow]:
         rows = await self._share(
@@ -342,6 +354,9 @@ class QueueData(JobReader):
         shared = self._share("workers", partial(self._ask, lambda utils: utils.workers(include_locks=False)))
         return await shared.get()
 
+    async def _window_activity(self, name: str, notices: list[str]) -> Activity | None:
+        return await self._activity_or_none(None, WINDOWS[name], notices, _WINDOW_STEPS[name])
+
     async def _activity_or_none(
         self, task: str | None, since: float, notices: list[str], step: float | None = None
     ) -> Activity | None:
@@ -351,7 +366,9 @@ class QueueData(JobReader):
             return await utils.activity(task=task, since=since, step=step)
 
         shared = self._share(
-            ("activity", task, since, step), partial(self._ask, read), min_age=_ACTIVITY_AGE
+            ("activity", task, since, step),
+            partial(self._ask, read),
+            min_age=max(_ACTIVITY_AGE, since / _AGE_PART),
         )
         try:
             return await self._optional("The statistics", shared.get(), None, notices)
@@ -434,14 +451,11 @@ class QueueData(JobReader):
                 )
             )
         else:
-            async for one in examine(
-                settings["dsn"], schema=self.schema, prepared_statements=settings["prepared_statements"]
-            ):
-                found.append(
-                    DoctorFinding(
-                        check=one.check, level=one.level.value, message=one.message, advice=one.advice
-                    )
-                )
+            prepares = settings["prepared_statements"]
+            found = [
+                DoctorFinding(check=one.check, level=one.level.value, message=one.message, advice=one.advice)
+                async for one in examine(settings["dsn"], schema=self.schema, prepared_statements=prepares)
+            ]
         found.sort(key=lambda finding: _LEVELS.index(finding.level))
         return DoctorReport(at=datetime.now(UTC), findings=found)
 
@@ -478,9 +492,10 @@ def _window(name: str, counts: JobCounts) -> ActivityWindow:
 
 def _oldest(look: QueueLook) -> list[TaskAge]:
     ages = [
-        TaskAge(task=task, seconds=max(0.0, (look.look.at - due).total_seconds()), ready=look.tasks[task].ready)
+        TaskAge(
+            task=task, seconds=max(0.0, (look.look.at - due).total_seconds()), ready=look.tasks[task].ready
+        )
         for task, due in look.oldest.items()
-        if due is not None
     ]
     return sorted(ages, key=lambda age: -age.seconds)[:10]
 
@@ -558,11 +573,21 @@ def _cron_row(
 ) -> CronRow:
     if item is None:
         return CronRow(
-            id=identifier, task=None, expression=None, english=None, zone=None, last_run=last, known_since=since
+            id=identifier,
+            task=None,
+            expression=None,
+            english=None,
+            zone=None,
+            last_run=last,
+            known_since=since,
         )
     expression = item.match if isinstance(item.match, str) else None
     # A function is called for each minute, so it is not asked for three runs.
-    following = list(islice(item.occurrences(now), 3)) if expression else [one for one in [item.next_after(now)] if one]
+    following = (
+        list(islice(item.occurrences(now), 3))
+        if expression
+        else [one for one in [item.next_after(now)] if one]
+    )
     due = item.next_after(last or since) if (last or since) is not None and expression else None  # type: ignore[arg-type]
     return CronRow(
         id=identifier,

@@ -13,7 +13,13 @@ if TYPE_CHECKING:
     from graphile_worker.cron.expression import Pattern
 
 _MAX_TIMES = 6
-_ALL = {"minutes": range(60), "hours": range(24), "days": range(1, 32), "months": range(1, 13), "weekdays": range(7)}
+_ALL = {
+    "minutes": range(60),
+    "hours": range(24),
+    "days": range(1, 32),
+    "months": range(1, 13),
+    "weekdays": range(7),
+}
 _WORKDAYS, _WEEKEND = frozenset(range(1, 6)), frozenset({0, 6})
 
 
@@ -43,29 +49,27 @@ def describe(expression: str) -> str | None:
 
 def _describe_times(minutes: Sequence[int], hours: Sequence[int]) -> str:
     step = _step(minutes, 60)
+    every = None
+    if step is not None:
+        every = {1: "every minute", 60: "every hour"}.get(step, f"every {step} minutes")
+    unit = "minute" if list(minutes) == [1] else "minutes"
+    past = f"at {_join([str(one) for one in minutes])} {unit} past"
     if len(hours) == len(_ALL["hours"]):
-        if step is not None:
-            return "every minute" if step == 1 else f"every {step} minutes"
-        if list(minutes) == [0]:
-            return "every hour"
-        return f"at {_join([str(one) for one in minutes])} {'minute' if list(minutes) == [1] else 'minutes'} past every hour"
+        return every or f"{past} every hour"
     if len(minutes) * len(hours) <= _MAX_TIMES:
         return "at " + _join([f"{hour:02}:{minute:02}" for hour in hours for minute in minutes])
-    is_range = list(hours) == list(range(hours[0], hours[-1] + 1))
-    if step is not None and is_range:
-        every = "every minute" if step == 1 else f"every {step} minutes"
+    if every is not None and list(hours) == list(range(hours[0], hours[-1] + 1)):
         return f"{every} from {hours[0]:02}:00 to {hours[-1]:02}:{minutes[-1]:02}"
-    if list(minutes) == [0] and is_range:
-        return f"every hour from {hours[0]:02}:00 to {hours[-1]:02}:00"
-    shown = "every minute" if step == 1 else f"at {_join([str(one) for one in minutes])} minutes past"
-    return f"{shown} of the hours {_join([str(one) for one in hours])}" if step == 1 else (
-        f"{shown} the hours {_join([str(one) for one in hours])}"
-    )
+    return f"{past} the hours {_join([str(one) for one in hours])}"
 
 
 def _describe_days(pattern: Pattern) -> str:
     is_all = {name: len(getattr(pattern, name)) == len(values) for name, values in _ALL.items()}
-    months = "every month" if is_all["months"] else _join([MONTHS[one - 1].title() for one in sorted(pattern.months)])
+    months = (
+        "every month"
+        if is_all["months"]
+        else _join([MONTHS[one - 1].title() for one in sorted(pattern.months)])
+    )
     days = f"on the {_join([_ordinal(one) for one in sorted(pattern.days)])} of {months}"
     weekdays = _describe_weekdays(pattern.weekdays)
     if is_all["days"] and is_all["weekdays"]:

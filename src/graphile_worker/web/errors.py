@@ -62,7 +62,8 @@ class ChangedCountError(WebError):
 
     def __init__(self, expected: int, found: int) -> None:
         super().__init__(
-            f"{found:,} jobs match now, and {expected:,} were expected. Look at the jobs again, and repeat the action."
+            f"{found:,} jobs match now, and {expected:,} were expected. Look at the jobs again, and repeat "
+            "the action."
         )
         self.expected, self.found = expected, found
 

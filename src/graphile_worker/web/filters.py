@@ -126,7 +126,9 @@ def parse_filter(text: str, tab: Tab | str | None = None) -> Filter:
     for match in _WORD.finditer(text):
         name, value, odd = match["name"], match["value"], match["odd"]
         if odd is not None:
-            raise FilterError(f"A quotation mark is not closed in {odd!r}. Close it, or write \\\" inside quotes.")
+            raise FilterError(
+                f'A quotation mark is not closed in {odd!r}. Close it, or write \\" inside quotes.'
+            )
         if name is None or not (name in QUALIFIERS or name.startswith("payload.")):
             if match[0]:  # an unknown name is text, for example https://...
                 words.append(_unquote(match[0]))
@@ -215,7 +217,7 @@ def read_ids(texts: Iterable[str]) -> list[int]:
 
 def _read_ids(texts: Iterable[str]) -> Iterable[int]:
     for text in texts:
-        if not (isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= 19):  # noqa: PLR2004
+        if not (text.isascii() and text.isdigit() and len(text) <= 19):  # noqa: PLR2004
             raise FilterError(f"Invalid id {str(text)[:60]!r}: it must be a whole number.")
         if (number := int(text)) >= 2**63:
             raise FilterError(f"Invalid id {text}: it is too large.")

@@ -151,9 +151,7 @@ class JobReader(Reader):
 
     async def sample(self, filters: Mapping[str, object], limit: int) -> list[JobRow]:
         """Return the newest jobs that match parameters of a filter."""
-        rows = await self._query(
-            partial(_read_page, filters={**filters, "descends": True}, limit=limit - 1)
-        )
+        rows = await self._query(partial(_read_page, filters={**filters, "descends": True}, limit=limit - 1))
         return [job_row(row) for row in rows]
 
     async def count_changeable(self, selected: Filter, change: Change) -> int:
@@ -294,7 +292,8 @@ class JobReader(Reader):
         last = history[-1]
         ends = {"completed": "completed", "cancelled": "cancelled"}
         kept = next((one.payload for one in reversed(history) if one.payload is not None), None)
-        payload, hidden = None, "The history does not have the payload."
+        payload: msgspec.Raw | None = None
+        hidden: str | None = "The history does not have the payload."
         if kept is not None:
             payload, hidden = self._show_payload(last.task_identifier, _raw(kept), access)
         return JobDetail(
@@ -391,8 +390,8 @@ def _cut(
         page.reverse()
     has_next = bool(page) and (has_more or is_back)
     has_previous = bool(page) and (has_more if is_back else place is not None)
-    following = Cursor(sort, False, page[-1]["id"]).encode() if has_next else None  # noqa: FBT003
-    previous = Cursor(sort, True, page[0]["id"]).encode() if has_previous else None  # noqa: FBT003
+    following = Cursor(sort, False, page[-1]["id"]).encode() if has_next else None
+    previous = Cursor(sort, True, page[0]["id"]).encode() if has_previous else None
     return page, following, previous
 
 

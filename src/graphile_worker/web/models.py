@@ -43,7 +43,7 @@ class Count(Model, frozen=True, kw_only=True, gc=False):
     value: int
     exact: bool = True
     at_least: bool = False
-    """Counting stopped at `value`: there are more. Show it as "10,000+"; any other inexact value as "≈ 10,000"."""
+    """Counting stopped at `value`: there are more. Other inexact values are estimates."""
 
 
 class StateCounts(Model, frozen=True, kw_only=True, gc=False):
@@ -96,7 +96,7 @@ class ActivityWindow(Model, frozen=True, kw_only=True, gc=False):
 
 
 class Rates(Model, frozen=True, kw_only=True, gc=False):
-    """Jobs per second, over the last moments. `added` and `removed` include the work of Node and Rust workers."""
+    """Jobs per second, over the last moments. `added` and `removed` count the work of all workers."""
 
     added: float | None = None
     removed: float | None = None
@@ -145,7 +145,7 @@ class DeployMark(Model, frozen=True, kw_only=True, gc=False):
 
 
 class Overview(Model, frozen=True, kw_only=True, gc=False):
-    """The state of the queue on one page. A part that could not be read in time is empty, and `notices` says so."""
+    """The state of the queue. A part that could not be read in time is empty, and `notices` says so."""
 
     schema: str
     now: datetime
@@ -315,7 +315,7 @@ class FailurePage(Model, frozen=True, kw_only=True, gc=False):
     truncated: bool = False
     """Whether there are more groups than were returned."""
     timed: bool = True
-    """False if no times of failures are recorded, because only Node workers ran here: then all windows are ``all``."""
+    """False if no times of failures are recorded, because only Node workers ran: all windows are ``all``."""
     notices: list[str] = []
 
 
@@ -437,7 +437,7 @@ class WorkerRow(Model, frozen=True, kw_only=True, gc=False):
     pid: int | None
     version: str | None
     status: str
-    """One word, for example ``ready``, ``silent`` or ``dead``; ``unknown`` for Node workers, which send no heartbeat."""
+    """One word, for example ``ready``, ``silent`` or ``dead``; ``unknown`` without heartbeats, as in Node."""
     is_alive: bool
     slots: int | None
     jobs: int

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from contextlib import aclosing
 from datetime import UTC, datetime
-
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -32,7 +32,7 @@ from graphile_worker.web.job_data import job_row
 from graphile_worker.web.models import ActionPreview, ActionResult, Count, JobRow, Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, MutableSequence, Sequence
 
     from graphile_worker.app import App
     from graphile_worker.job import Job
@@ -74,8 +74,8 @@ class _Progress:
 class Operations:
     """Changes one queue. Each change checks the permission, and emits a `DashboardAction`.
 
-    `selected` is a `Filter`, or ids as text. An action on at most 1,000 jobs is done when the method returns. Otherwise
-    it goes on in the background, batch by batch, and the result names the `Operation`.
+    `selected` is a `Filter`, or ids as text. An action on at most 1,000 jobs is done when the method
+    returns. Otherwise it goes on in the background, batch by batch, and the result names the `Operation`.
 
     Args:
         queue: The schema, and its client.
@@ -135,7 +135,7 @@ class Operations:
             action: ``retry``, ``run_now``, ``reschedule``, ``cancel``, ``fail``, ``complete`` or ``remove``.
             selected: Which jobs.
             access: What the viewer may do.
-            expected_count: The number of jobs that the viewer has seen. Nothing is changed if it is another one now.
+            expected_count: The number of jobs that the viewer has seen. If it has changed, no job is.
             run_at: For ``reschedule``: ISO 8601 text with an offset.
             priority: For ``reschedule``.
             attempts: For ``reschedule``.
@@ -170,7 +170,7 @@ class Operations:
         """Add a job.
 
         Args:
-            task: Identifier of the task. If the app has it, the payload is checked, and the task's job options apply.
+            task: Identifier of the task. If the app has it, the payload is checked, and its options apply.
             payload: JSON text.
             access: What the viewer may do.
             options: queue_name, run_at, max_attempts, job_key, job_key_mode, priority and flags.
@@ -178,7 +178,7 @@ class Operations:
         self._require(access, Permission.ADD)
         if unknown := options.keys() - set(JOB_OPTIONS):
             raise InvalidRequestError(f"Unknown option {', '.join(sorted(unknown))[:60]!r}.")
-        given = {name: value for name, value in options.items() if value not in (None, "")}
+        given: Any = {name: value for name, value in options.items() if value not in (None, "")}
         try:
             value = decode_payload(payload or "{}")
         except ValueError as error:
@@ -210,8 +210,8 @@ class Operations:
         """Do what keeps a queue well.
 
         Args:
-            what: ``sweep`` releases the jobs of dead workers. ``unlock`` releases what `worker_ids` have locked.
-                ``cleanup`` removes queues without jobs.
+            what: ``sweep`` releases the jobs of dead workers. ``unlock`` releases what `worker_ids` have
+                locked. ``cleanup`` removes queues without jobs.
             access: What the viewer may do.
             dry_run: Whether to change nothing, and only return what would be done.
             worker_ids: For ``unlock``.
@@ -220,11 +220,13 @@ class Operations:
         if what == "sweep":
             result, target, count = await self._sweep(dry_run=dry_run)
         elif what == "unlock":
-            result, target, count = await self._unlock(list(worker_ids), dry_run=dry_run)
+            result, target, count = await self._unlock(worker_ids, dry_run=dry_run)
         elif what == "cleanup":
             result, target, count = await self._clean_up(dry_run=dry_run)
         else:
-            raise NotFoundError(f"Unknown maintenance {what[:40]!r}: it must be one of {', '.join(MAINTENANCE)}.")
+            raise NotFoundError(
+                f"Unknown maintenance {what[:40]!r}: it must be one of {', '.join(MAINTENANCE)}."
+            )
         if not dry_run:
             self._audit(access, what, target, count)
         return result
@@ -265,27 +267,27 @@ class Operations:
     def _check_action(self, action: str, access: Access, arguments: dict[str, Any]) -> Change:
         permission = PERMISSIONS.get(action)
         if permission is None:
-            raise InvalidRequestError(f"Unknown action {action[:40]!r}: it must be one of {', '.join(PERMISSIONS)}.")
+            raise InvalidRequestError(
+                f"Unknown action {action[:40]!r}: it must be one of {', '.join(PERMISSIONS)}."
+            )
         self._require(access, permission)
         reason = arguments.get("reason")
         if reason is not None and (len(reason) > _MAX_REASON or "\0" in reason):
-            raise InvalidRequestError(f"reason must have at most {_MAX_REASON:,} characters, without null characters.")
-        match action:
-            case "retry":
-                return Change.retry()
-            case "run_now":
-                return Change.run_now()
-            case "cancel":
-                return Change.cancel(reason or "")
-            case "fail":
-                return Change.fail(reason or f"Failed by {access.user}")
-            case "complete":
-                return Change.complete()
-            case "remove":
-                return Change.delete()
-        return _rescheduling(arguments)
+            raise InvalidRequestError(
+                f"reason must have at most {_MAX_REASON:,} characters, without null characters."
+            )
+        changes: dict[str, Callable[[], Change]] = {
+            "retry": Change.retry,
+            "run_now": Change.run_now,
+            "cancel": partial(Change.cancel, reason or ""),
+            "fail": partial(Change.fail, reason or f"Failed by {access.user}"),
+            "complete": Change.complete,
+            "remove": Change.delete,
+            "reschedule": partial(_rescheduling, arguments),
+        }
+        return changes[action]()
 
-    async def _count(self, selected: Filter, change: Change, notices: list[str]) -> Count:
+    async def _count(self, selected: Filter, change: Change, notices: MutableSequence[str]) -> Count:
         try:
             return Count(value=await self._data.count_changeable(selected, change))
         except QueryTimeoutError:
@@ -293,7 +295,13 @@ class Operations:
             return Count(value=await self._data.estimate(selected), exact=False)
 
     async def _act_now(
-        self, action: str, change: Change, selected: Filter | list[int], access: Access, target: str, count: int
+        self,
+        action: str,
+        change: Change,
+        selected: Filter | Sequence[int],
+        access: Access,
+        target: str,
+        count: int,
     ) -> ActionResult:
         changed: list[int] = []
         requested = 0
@@ -363,14 +371,12 @@ class Operations:
 
     async def _sweep(self, *, dry_run: bool) -> tuple[dict[str, Any], str, int]:
         found = await self._queue.utils.sweep(dry_run=dry_run)
-        workers = [
-            {"id": one.worker.id, "jobs": len(one.jobs), "queues": len(one.queues)} for one in found
-        ]
+        workers = [{"id": one.worker.id, "jobs": len(one.jobs), "queues": len(one.queues)} for one in found]
         names = ", ".join(str(one["id"]) for one in workers)
         return {"workers": workers}, names, sum(len(one.jobs) for one in found)
 
-    async def _unlock(self, names: list[str], *, dry_run: bool) -> tuple[dict[str, Any], str, int]:
-        if not names or any(not isinstance(name, str) or not name or "\0" in name for name in names):
+    async def _unlock(self, names: Sequence[str], *, dry_run: bool) -> tuple[dict[str, Any], str, int]:
+        if not names or any(not name or "\0" in name for name in names):
             raise InvalidRequestError("unlock needs worker_ids, a list of names as in the column locked_by.")
         known = {one.id: one for one in await self._queue.utils.workers(include_locks=False)}
         for name in names:

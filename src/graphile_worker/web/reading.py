@@ -130,8 +130,8 @@ class Reader:
 
     def _timeout_error(self) -> QueryTimeoutError:
         return QueryTimeoutError(
-            f"The query was stopped after {self._timeout:g} s, so that it does not slow down the workers. Use a "
-            "filter that selects fewer jobs."
+            f"The query was stopped after {self._timeout:g} s, so that it does not slow down the workers. "
+            "Use a filter that selects fewer jobs."
         )
 
     async def _query(self, read: Callable[[Connection, Schema], Awaitable[T]]) -> T:
@@ -194,7 +194,9 @@ class Reader:
             running=running,
         )
 
-    def _show_payload(self, task: str, raw: msgspec.Raw, access: Access) -> tuple[msgspec.Raw | None, str | None]:
+    def _show_payload(
+        self, task: str, raw: msgspec.Raw, access: Access
+    ) -> tuple[msgspec.Raw | None, str | None]:
         """Return a payload as the viewer may see it, or the reason why it is hidden."""
         if not access.allows("view_payload"):
             return None, "You may not see payloads."

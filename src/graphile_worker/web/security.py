@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import HTTPConnection
 
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.web.auth import Access, cookie_name
@@ -18,6 +17,7 @@ from graphile_worker.web.errors import WebError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from starlette.requests import HTTPConnection
     from starlette.types import Message, Scope, Send
 
     from graphile_worker.web.auth import Auth
@@ -26,8 +26,8 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _FORWARDING = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "X-Frame-Options": "DENY",
@@ -95,7 +95,7 @@ def check_host(connection: HTTPConnection, allowed: Iterable[str] | None) -> Non
     host = host_of(connection)
     if host not in {*allowed, "localhost"} and not is_address(host):
         raise WrongHostError(
-            f"This dashboard is not served as {host[:100]!r}. Start it with --allowed-host to allow that name."
+            f"This dashboard is not served as {host[:100]!r}. Allow that name with --allowed-host."
         )
 
 
@@ -115,7 +115,9 @@ def check_origin(connection: HTTPConnection, method: str) -> None:
     if site is not None:
         if site == "same-origin":
             return
-        raise RefusedError("Another site's page has sent this request. Repeat the action on the dashboard itself.")
+        raise RefusedError(
+            "Another site's page has sent this request. Repeat the action on the dashboard itself."
+        )
     origin = headers.get("origin")
     if origin is not None and urlsplit(origin).netloc.lower() == headers.get("host", "").lower():
         return
@@ -186,7 +188,9 @@ def login_redirect(connection: HTTPConnection, auth: Auth | None) -> tuple[str, 
         return None
     cookie = log_in(tokens[0])
     if cookie is None and auth is not None and auth(connection) is None:
-        raise NotAuthenticatedError("This link was used before, or is wrong. The program prints the current one.")
+        raise NotAuthenticatedError(
+            "This link was used before, or is wrong. The program prints the current one."
+        )
     rest = urlencode([(name, value) for name, value in pairs if name != "token"])
     path = quote(connection.scope["path"])
     # Two slashes at the beginning would name another host.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _FACTOR = 20
-"""The value is kept this many times as long as reading it took, so that the table is not read all the time."""
+"""The value is kept this many times as long as reading it took: the table is not read all the time."""
 _QUICK = 0.05
 """What takes less, in seconds, is read each time."""
 _PATIENCE = 0.2
@@ -91,7 +91,10 @@ class Shared(Generic[T]):
         try:
             value = await self._read()
         except QueryTimeoutError:
-            self._read_at, self.seconds = monotonic(), monotonic() - started  # the last value is better than none
+            self._read_at, self.seconds = (
+                monotonic(),
+                monotonic() - started,
+            )  # the last value is better than none
             raise
         except BaseException:
             self._value = None  # an outage must show

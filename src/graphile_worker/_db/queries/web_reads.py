@@ -106,7 +106,9 @@ async def list_jobs(
     return await fetch(connection, statement, *values)
 
 
-async def count_jobs(connection: Connection, schema: Schema, filters: Mapping[str, object], limit: int) -> int:
+async def count_jobs(
+    connection: Connection, schema: Schema, filters: Mapping[str, object], limit: int
+) -> int:
     """Count the jobs that match the filters, up to a limit."""
     statement, values = jobs.compose(schema, _statement(schema, "count_jobs"), filters)
     limited = _statement(schema, "up_to").replace("{limit}", str(limit)).replace("{statement}", statement)

@@ -27,8 +27,9 @@ _PROBLEMS = {
 }
 _FOR_CHANGES = {"409", "413", "429"}
 _DESCRIPTION = (
-    "The jobs of one schema. Ids are strings. Payloads are as they are stored, to the last digit. Errors are problem "
-    "documents (RFC 9457), with a word for programs in `code`. Send a token as `Authorization: Bearer`."
+    "The jobs of one schema. Ids are strings. Payloads are as they are stored, to the last digit. Errors are "
+    "problem documents (RFC 9457), with a word for programs in `code`. Send a token as "
+    "`Authorization: Bearer`."
 )
 
 

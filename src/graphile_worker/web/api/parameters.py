@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime  # noqa: TC003 - msgspec reads the annotations
+from datetime import datetime
 from typing import Annotated, Literal
 
 import msgspec
@@ -18,7 +18,9 @@ Name = Annotated[str, Meta(min_length=1, max_length=MAX_IDENTIFIER_LENGTH, patte
 Key = Annotated[str, Meta(min_length=1, max_length=MAX_JOB_KEY_LENGTH, pattern=_NO_NUL)]
 Text = Annotated[str, Meta(min_length=1, max_length=MAX_LENGTH, pattern=_NO_NUL)]
 Search = Annotated[str, Meta(max_length=MAX_LENGTH, pattern=_NO_NUL)]
-JobId = Annotated[str, Meta(min_length=1, max_length=18, pattern="^[0-9]+$", description="A job's id, as text.")]
+JobId = Annotated[
+    str, Meta(min_length=1, max_length=18, pattern="^[0-9]+$", description="A job's id, as text.")
+]
 Limit = Annotated[int, Meta(ge=1, le=200)]
 Priority = Annotated[int, Meta(ge=SMALLINT.start, le=SMALLINT.stop - 1)]
 Attempts = Annotated[int, Meta(ge=0, le=SMALLINT.stop - 1)]
@@ -33,14 +35,18 @@ class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class JobsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which jobs to list. All given parameters must match."""
 
-    q: Annotated[Search, Meta(description="A filter as in the search field: task:send_email error:TimeoutError")] = ""
+    q: Annotated[
+        Search, Meta(description="A filter as in the search field: task:send_email error:TimeoutError")
+    ] = ""
     state: Tab | None = None
     task: Name | None = None
     queue: Name | None = None
     key: Key | None = None
     flag: tuple[Text, ...] = ()
     worker: Text | None = None
-    error: Annotated[Text, Meta(description="Type of the exception, with or without its module.")] | None = None
+    error: Annotated[Text, Meta(description="Type of the exception, with or without its module.")] | None = (
+        None
+    )
     fingerprint: Text | None = None
     search: Annotated[Text, Meta(description="Text in payload, error, key or worker.")] | None = None
     limit: Limit = 50

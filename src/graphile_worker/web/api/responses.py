@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Answer with a value as JSON. Keys are in the order of the declarations, and payloads as they are stored."""
+    """Answer with a value as JSON. Payloads are as they are stored."""
     return Response(msgspec.json.encode(value), status, dict(headers or {}), "application/json")
 
 

@@ -148,7 +148,9 @@ async def list_jobs(call: Call) -> JobPage:
     }
     changes = {name: value for name, value in given.items() if value is not None}
     if twice := [name for name in changes if getattr(selected, name) not in (None, ())]:
-        raise InvalidRequestError(f"q and another parameter both select by {', '.join(twice)}. Use one of them.")
+        raise InvalidRequestError(
+            f"q and another parameter both select by {', '.join(twice)}. Use one of them."
+        )
     return await call.data.jobs(
         selected.replace(**changes), call.access, cursor=query.cursor, limit=query.limit, sort=query.sort
     )
@@ -157,7 +159,9 @@ async def list_jobs(call: Call) -> JobPage:
 async def get_job(call: Call) -> JobDetail:
     job = await call.data.job(call.path["id"], call.access)
     if job is None:
-        raise NotFoundError(f"There is no job {call.path['id'][:40]!r}, and the history has no attempt of it.")
+        raise NotFoundError(
+            f"There is no job {call.path['id'][:40]!r}, and the history has no attempt of it."
+        )
     return job
 
 
@@ -266,7 +270,7 @@ async def stop_operation(call: Call) -> Operation:
 def _known(call: Call, operation: Operation | None) -> Operation:
     if operation is None:
         raise NotFoundError(
-            f"This process knows no operation {call.path['id'][:40]!r}. Operations are remembered until it ends."
+            f"This process knows no operation {call.path['id'][:40]!r}. It forgets them when it ends."
         )
     return operation
 
@@ -286,7 +290,13 @@ async def _changes(broadcaster: Broadcaster) -> AsyncIterator[str]:
 
 
 ENDPOINTS = (
-    Endpoint(method="GET", path="/overview", summary="The state of the queue", run=get_overview, answers=(Overview,)),
+    Endpoint(
+        method="GET",
+        path="/overview",
+        summary="The state of the queue",
+        run=get_overview,
+        answers=(Overview,),
+    ),
     Endpoint(
         method="GET",
         path="/jobs",
@@ -357,8 +367,12 @@ ENDPOINTS = (
         answers=(Series,),
         query=parameters.SeriesQuery,
     ),
-    Endpoint(method="GET", path="/scaling", summary="How much work there is", run=get_scaling, answers=(Scaling,)),
-    Endpoint(method="GET", path="/doctor", summary="What the doctor finds", run=examine, answers=(DoctorReport,)),
+    Endpoint(
+        method="GET", path="/scaling", summary="How much work there is", run=get_scaling, answers=(Scaling,)
+    ),
+    Endpoint(
+        method="GET", path="/doctor", summary="What the doctor finds", run=examine, answers=(DoctorReport,)
+    ),
     Endpoint(
         method="POST",
         path="/maintenance/{what}",
@@ -376,7 +390,11 @@ ENDPOINTS = (
         answers=(list[Operation],),
     ),
     Endpoint(
-        method="GET", path="/operations/{id}", summary="A change in the background", run=get_operation, answer=Operation
+        method="GET",
+        path="/operations/{id}",
+        summary="A change in the background",
+        run=get_operation,
+        answers=(Operation,),
     ),
     Endpoint(
         method="POST",
