@@ -207,7 +207,7 @@ async def test_job_is_found_opened_and_rescheduled(
     await tab.page.keyboard.press("Enter")
     await tab.page.wait_for_url(re.compile(r"/jobs\?q=payload.customer(%3A|:)7"))
     assert await tab.page.locator("tbody tr").count() == 1
-    await tab.page.get_by_role("link", name=str(job["id"])).click()
+    await tab.page.locator(f'tbody a[href="/jobs/{job["id"]}"]').click()
     await tab.page.get_by_role("button", name="Reschedule").click()
     await tab.page.locator("dialog").get_by_label("Run in").fill("2 h")
     await tab.page.locator("dialog button.primary").click()
@@ -389,7 +389,7 @@ async def test_dashboard_mounted_in_fastapi_and_behind_a_proxy_path(
         await tab.open("/")
         await tab.page.locator("#navigation").get_by_role("link", name="Failed").click()
         await tab.page.wait_for_url("**/ops/queue/jobs?state=failed")
-        await tab.page.get_by_role("link", name=str(job)).click()
+        await tab.page.locator(f'tbody a[href$="/jobs/{job}"]').click()
         await tab.page.get_by_role("button", name="Retry").click()
         await tab.page.locator("dialog button.primary").click()
         await tab.sees("1 job will be retried.")

@@ -118,6 +118,10 @@ function apply(page, status) {
     wasLost = true;
     return;
   }
+  if (document.querySelector("[data-outage]")) {
+    location.reload(); // there is no region to replace
+    return;
+  }
   if (wasLost) announce("The dashboard is up to date again.");
   wasLost = false;
   const time = new Date().toLocaleTimeString([], { hour12: false });
@@ -252,9 +256,10 @@ function fill(nodes, label) {
 document.addEventListener("submit", (event) => {
   const form = event.target;
   const button = event.submitter;
-  if (!form.matches("[data-dialog]") || form.method !== "get") return;
+  if (!form.matches("[data-dialog]")) return;
   event.preventDefault();
-  const address = new URL(form.action);
+  // Not form.action, which is a button of that name.
+  const address = new URL(form.getAttribute("action"), location.href);
   address.search = new URLSearchParams(new FormData(form, button)).toString();
   open(address.href);
 });
