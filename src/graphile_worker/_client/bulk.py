@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from datetime import timedelta
 from functools import partial
 from itertools import islice
 from operator import attrgetter, itemgetter
@@ -20,7 +21,7 @@ from graphile_worker.stats import QueueStats, RunningJob
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-    from datetime import datetime, timedelta
+    from datetime import datetime
 
     from graphile_worker._db.connection.session import Session
     from graphile_worker._db.queries.bulk_update import UnchangedJob
@@ -69,6 +70,17 @@ class Change(NamedTuple):
     def complete(cls) -> Self:
         """Delete the jobs as if they had succeeded."""
         return cls("complete")
+
+    @classmethod
+    def delete(cls) -> Self:
+        """Delete the jobs, and record nothing in the history."""
+        return cls("delete")
+
+    @classmethod
+    def run_now(cls) -> Self:
+        """Run scheduled jobs now, with the attempts that are left."""
+        now = jobs.split_instant(timedelta(0))
+        return cls("reschedule", (*now, None, None, None), ("having_state_scheduled",))
 
     @classmethod
     def remove(cls, key: str) -> Self:

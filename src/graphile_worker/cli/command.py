@@ -24,6 +24,7 @@ from graphile_worker.cli import (
     overview,
     top,
     transfer_jobs,
+    web,
 )  # fmt: skip
 from graphile_worker.cli.exit_codes import BREAKING_MIGRATION, exit_by_signal
 from graphile_worker.cli.flags import (
@@ -48,12 +49,14 @@ _VERBS = (
     overview.stats, overview.queues, overview.workers, maintenance.unlock, maintenance.sweep,
     maintenance.cleanup, maintenance.migrate, transfer_jobs.export_jobs, transfer_jobs.import_jobs,
     doctor.doctor, exporter.exporter, init.init, top.top, history.history, history.failures,
+    web.web,
 )  # fmt: skip
 HEADINGS = {
     "Workers": ("run", "dev", "init", "health", "workers", "unlock", "sweep", "cron"),
     "Jobs": ("add", "list", "show", "complete", "fail", "reschedule", "retry", "remove", "cancel"),
     "Queue": (
         "top",
+        "web",
         "stats",
         "failures",
         "history",

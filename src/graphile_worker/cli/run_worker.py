@@ -162,7 +162,7 @@ async def _run(
                 await _wait(runner, settings, control, tasks if dev else None)
         else:
             runner = await run(
-                source, **_connection(settings), **options, events=events, middleware=middleware
+                source, **connection_arguments(settings), **options, events=events, middleware=middleware
             )
             await _wait(runner, settings, control, tasks if dev else None)
     except SchemaTooNewError:
@@ -244,7 +244,7 @@ async def _run_once(
     if isinstance(source, App):
         summary = await source.run_once(**options)
     else:
-        summary = await run_once(source, **_connection(settings), **options, events=events)
+        summary = await run_once(source, **connection_arguments(settings), **options, events=events)
     logger.info("No jobs left to run: %d succeeded, %d failed", summary.succeeded, summary.failed)
     return 0
 
@@ -258,14 +258,14 @@ def _arguments(settings: Mapping[str, Value], names: Iterable[str]) -> dict[str,
     return {name: settings[SETTING_NAMES[name]].value for name in names if name in SETTING_NAMES}
 
 
-def _connection(settings: Mapping[str, Value]) -> dict[str, Any]:
+def connection_arguments(settings: Mapping[str, Value]) -> dict[str, Any]:
     """Return the arguments that say where the queue is and how to connect to it."""
     return _arguments(settings, _CONNECTION_ARGUMENTS)
 
 
 def _configure(app: App, settings: Mapping[str, Value]) -> App:
     """Apply the settings of the connection: flags always, others unless the app sets them itself."""
-    for argument in _connection(settings):
+    for argument in connection_arguments(settings):
         value, source = settings[SETTING_NAMES[argument]]
         is_set = app._sets(argument) or (argument == "dsn" and app._sets("pool"))
         if source.startswith("-") or (source != "default" and not is_set):
@@ -279,7 +279,7 @@ def load(settings: Mapping[str, Value], app_path: str | None) -> App | Tasks:
         sys.path.insert(0, here)  # tasks import modules from here
     if app_path is None:
         tasks = load_tasks(settings["tasks"].value)
-        app = App(**_connection(settings))
+        app = App(**connection_arguments(settings))
         for function in tasks.values():
             if (declared := task_of(function)) is not None and declared._is_unattached:
                 declared._attach(app)  # so that tasks can enqueue each other

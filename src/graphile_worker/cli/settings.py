@@ -41,7 +41,7 @@ FILE = "graphile-worker.toml"
 PYPROJECT = "pyproject.toml"
 PREFIX = "GRAPHILE_WORKER_"
 _CONNECTION_ARGUMENTS = ("dsn", *AppSettings.__annotations__)
-_JOB_VARIABLES = ("DEBUG", "CONTROL", "PAYLOAD_FORMAT", "TASK_IDENTIFIER", "JOB_")
+_JOB_VARIABLES = ("DEBUG", "CONTROL", "WEB_", "PAYLOAD_FORMAT", "TASK_IDENTIFIER", "JOB_")
 """How other variables continue after the prefix: variables of the library, and those that a program receives
 when it runs as a task."""
 _PYTHON_ONLY = "Only run() in Python has this option."

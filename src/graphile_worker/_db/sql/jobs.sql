@@ -176,6 +176,73 @@ and job.locked_at is not null
 -- name: having_state_failed
 and not job.is_available and job.locked_at is null
 
+-- name: having_state_first_run
+-- Scheduled jobs that have not failed yet.
+and job.is_available and job.run_at {>} pg_catalog.now() and job.attempts {=} 0
+
+-- name: having_state_retrying
+and job.is_available and job.run_at {>} pg_catalog.now() and job.attempts {>} 0
+
+-- name: having_state_blocked
+-- Ready jobs whose serial queue is locked.
+and job.is_available and job.run_at {<=} pg_catalog.now()
+and job.job_queue_id {=} any (
+  array(select queue.id from {schema}._private_job_queues as queue where queue.locked_at is not null)
+)
+
+-- name: available
+and job.is_available
+
+-- name: having_flags
+and job.flags {?&} {value}::pg_catalog.text[]
+
+-- name: having_fingerprint
+and job.last_error is not null and {fingerprint} {=} {value}
+
+-- name: fingerprint
+-- As in failures.sql.
+pg_catalog.regexp_replace(
+    pg_catalog.left(pg_catalog.split_part(pg_catalog.ltrim(job.last_error, E' \n\t'), E'\n', 1), 200),
+    '[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|0x[0-9a-f]+|\m(?=[a-f]*[0-9])[0-9a-f]{8,}\M|[0-9]+',
+    '#', 'gi'
+  )
+
+-- name: having_failed_within
+and exists (
+  select from {schema}._private_python_failures as failure
+  where {is_current_failure}
+    and failure.failed_at {>} (pg_catalog.now() {-} ({value}::double precision {*} interval '1 second'))
+)
+
+-- name: having_payload
+-- The parameter is a JSON list of paths, and of the texts there. The server cannot take a payload apart that has
+-- the character 0 or half a surrogate pair, so such payloads do not match.
+and case
+  when job.payload::pg_catalog.text {~} '\\u0000|\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]'
+    then false
+  else not exists (
+    select from pg_catalog.json_to_recordset({value}::pg_catalog.text::pg_catalog.json) as wanted (
+      path pg_catalog.text[], value pg_catalog.text
+    )
+    where coalesce((job.payload {#>>} wanted.path) {<>} wanted.value, true)
+  )
+end
+
+-- name: having_text_outside_payload
+and (job.last_error {~~*} {value} or job.key {~~*} {value} or job.locked_by {~~*} {value})
+
+-- name: above_id
+and job.id {>} {value}
+
+-- name: before_id
+and job.id {<} {value}
+
+-- name: last_jobs
+order by job.id desc limit {value}
+
+-- name: delete_many
+select id from {schema}.complete_jobs($1::bigint[]);
+
 -- name: having_locked_by
 and job.locked_by {=} {value}
 

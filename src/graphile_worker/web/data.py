@@ -1,0 +1,643 @@
+"""`QueueData`: what pages and the API show of one queue, read within limits of time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from graphile_worker._db.queries import web_reads
+from graphile_worker.doctor import examine
+from graphile_worker.errors import ConfigurationError
+from graphile_worker.history import OUTCOMES
+from graphile_worker.stats import Activity, JobCounts, Metric
+from graphile_worker.web.english import describe
+from graphile_worker.web.errors import InvalidRequestError
+from graphile_worker.web.job_data import JobReader
+from graphile_worker.web.models import (
+    ActivityWindow,
+    CronPage,
+    CronRow,
+    CronRun,
+    DeployMark,
+    DoctorFinding,
+    DoctorReport,
+    FailedJobRow,
+    FailureGroup,
+    FailurePage,
+    Overview,
+    QueuePage,
+    QueueRow,
+    Rates,
+    Scaling,
+    Series,
+    SeriesPoint,
+    StateCounts,
+    TaskAge,
+    TaskDetail,
+    TaskPage,
+    TaskRow,
+    WorkerJob,
+    WorkerPage,
+    WorkerRow,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from graphile_worker.client import WorkerUtils
+    from graphile_worker.cron import CronItem
+    from graphile_worker.stats import Writes
+    from graphile_worker.web.reading import QueueLook
+    from graphile_worker.web.shared import Shared
+    from graphile_worker.workers import WorkerInfo
+
+WINDOWS = {"1h": 3600.0, "24h": 86_400.0, "7d": 7 * 86_400.0}
+_WINDOW_STEPS = {"1h": 60.0, "24h": 3600.0, "7d": 86_400.0}
+"""Long steps, because only the sums of the longer windows are shown."""
+FAILURE_WINDOWS = ("1h", "3h", "24h", "3d", "7d", "all")
+_MAX_FAILED = 100_000
+"""How many of the newest failed jobs are grouped."""
+_MAX_GROUPS = 300
+_MAX_NAMES = 100_000
+_MAX_QUEUES = 500
+_RECENT = 300
+"""Seconds over which rates are averaged."""
+_SAMPLES = 60
+_MIN_APART = 2.0
+_DOCTOR_AGE = 60.0
+_ACTIVITY_AGE = 2.0
+_AGE_PART = 3600.0
+"""Statistics of a week may be older than those of an hour: by this part of the period."""
+_LAST_FAILED = 2000
+_CRON_RUNS = 20
+_OVERDUE = 120.0
+_RUNNING_SHOWN = 20
+_LEVELS = ("error", "warning", "note", "ok")
+_MAX_AGE = 90 * 86_400.0
+
+
+class QueueData(JobReader):
+    """Reads one queue. Each method raises a `DatabaseError` if the database cannot be reached."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._writes: deque[Writes] = deque(maxlen=_SAMPLES)
+
+    async def overview(self) -> Overview:
+        """Return the state of the queue on one page."""
+        notices: list[str] = []
+        nothing: list[Any] = []
+        activities = asyncio.gather(*(self._window_activity(name, notices) for name in WINDOWS))
+        look, (hour, day, week), workers, failures, writes = await asyncio.gather(
+            self.look(),
+            activities,
+            self._optional("The workers", self._read_workers(), nothing, notices),
+            self._optional("The last failures", self._last_failures(), nothing, notices),
+            self._optional("The rates", self._ask(lambda utils: utils.many.writes()), None, notices),
+        )
+        report = self._doctor.peek()
+        windows = [
+            _window(name, activity.total())
+            for name, activity in zip(WINDOWS, (hour, day, week), strict=True)
+            if activity is not None
+        ]
+        return Overview(
+            schema=self.schema,
+            now=look.look.at,
+            counts=look.total,
+            look=look.look,
+            oldest=_oldest(look),
+            rates=self._rates(writes, hour),
+            windows=windows,
+            has_statistics=week is not None and bool(week.tasks),
+            other_languages=sorted({one.language or "node" for one in workers if not one.is_ours}),
+            workers_alive=sum(one.is_alive for one in workers),
+            workers_known=len(workers),
+            failures=failures,
+            findings=[one for one in report.findings if one.level in _LEVELS[:2]] if report else [],
+            deploys=list(_deploys(workers)),
+            notices=list(dict.fromkeys(notices)),
+        )
+
+    async def failures(self, window: str = "all", *, task: str | None = None) -> FailurePage:
+        """Return failures by task and error, the largest groups first.
+
+        Args:
+            window: ``1h``, ``3h``, ``24h``, ``3d``, ``7d`` or ``all``: only groups that failed in it.
+            task: Only failures of this task.
+        """
+        if window not in FAILURE_WINDOWS:
+            raise InvalidRequestError(
+                f"Unknown window {window[:20]!r}: it must be one of {', '.join(FAILURE_WINDOWS)}."
+            )
+        look, page = await asyncio.gather(self.look(), self._failure_groups.get())
+        groups, timed = page
+        chosen = [group for group in groups if group.windows[window] and (task is None or group.task == task)]
+        chosen.sort(key=lambda group: -group.windows[window])
+        notices = []
+        if sum(group.jobs for group in groups) >= _MAX_FAILED:
+            notices.append(f"Only the newest {_MAX_FAILED:,} failed jobs are grouped.")
+        return FailurePage(
+            window=window,
+            groups=chosen,
+            look=look.look,
+            truncated=len(groups) >= _MAX_GROUPS,
+            timed=timed,
+            notices=notices,
+        )
+
+    async def queues(self, search: str = "", *, limit: int = 100) -> QueuePage:
+        """Return the largest serial queues, locked ones first; or those whose names contain a text."""
+        limit = max(1, min(limit, _MAX_QUEUES))
+        if len(search) > 128 or "\0" in search:  # noqa: PLR2004 - no name is longer
+            raise InvalidRequestError(
+                "The name of a queue has at most 128 characters, without null characters."
+            )
+        if search:
+            rows = await self._query(partial(web_reads.list_queues, limit=limit, search=search))
+        else:
+            rows = await self._share(
+                ("queues", limit),
+                partial(self._query, partial(web_reads.list_queues, limit=limit, search="")),
+            ).get()
+        names = self._share(
+            "names",
+            partial(self._query, partial(web_reads.count_up_to, what="queue_names", limit=_MAX_NAMES)),
+        )
+        total = await names.get()
+        return QueuePage(
+            items=[QueueRow(**dict(row)) for row in rows],
+            total=total,
+            total_is_exact=total < _MAX_NAMES,
+            look=(await self.look()).look,
+        )
+
+    async def tasks(self) -> TaskPage:
+        """Return all tasks that have jobs, statistics or workers."""
+        notices: list[str] = []
+        nothing: list[Any] = []
+        no_errors: dict[str, str] = {}
+        look, activity, workers, errors = await asyncio.gather(
+            self.look(),
+            self._window_activity("1h", notices),
+            self._optional("The workers", self._read_workers(), nothing, notices),
+            self._optional("The last errors", self._last_errors.get(), no_errors, notices),
+        )
+        served = _served(workers)
+        counted = {} if activity is None else activity.tasks
+        names = sorted({*look.tasks, *counted, *served})
+        unknown = any(one.is_alive and one.tasks is None for one in workers)
+        rows = [
+            _task_row(name, look, activity, served.get(name, []), errors.get(name), unknown=unknown)
+            for name in names
+        ]
+        return TaskPage(items=rows, look=look.look, notices=list(dict.fromkeys(notices)))
+
+    async def task(self, identifier: str) -> TaskDetail | None:
+        """Return one task; None if nothing is known about it."""
+        page = await self.tasks()
+        row = next((one for one in page.items if one.task == identifier), None)
+        if row is None:
+            return None
+        notices = list(page.notices)
+        found = await asyncio.gather(
+            *(self._window_activity(name, notices) for name in WINDOWS),
+        )
+        failures = await self.failures(task=identifier)
+        windows = [
+            _window(name, activity.total(identifier))
+            for name, activity in zip(WINDOWS, found, strict=True)
+            if activity is not None
+        ]
+        return TaskDetail(
+            row=row, windows=windows, failures=failures.groups, notices=list(dict.fromkeys(notices))
+        )
+
+    async def cron(self) -> CronPage:
+        """Return all recurring tasks: those of the app, and those that the database knows from elsewhere."""
+        notices: list[str] = []
+        known, keeps = await asyncio.gather(
+            self._ask(lambda utils: utils.known_crontabs()),
+            self._optional(
+                "The history", self._ask(lambda utils: utils.has_history()), default=False, notices=notices
+            ),
+        )
+        now = (await self.look()).look.at
+        try:
+            declared = {item.identifier: item for item in self._app.cron_items}
+        except (ConfigurationError, OSError) as error:
+            declared = {}
+            notices.append(f"The app's crontab cannot be read: {error}")
+        items = []
+        for identifier in sorted({*declared, *known}):
+            item, stored = declared.get(identifier), known.get(identifier)
+            since = None if stored is None else stored.known_since
+            last = None if stored is None else stored.last_execution
+            runs, lateness = (
+                await self._cron_runs(item, notices) if item is not None and keeps else ([], None)
+            )
+            items.append(_cron_row(identifier, item, since, last, now, runs, lateness))
+        return CronPage(items=items, now=now, notices=list(dict.fromkeys(notices)))
+
+    async def workers(self) -> WorkerPage:
+        """Return all known workers, and what they run."""
+        notices: list[str] = []
+        nothing: list[Any] = []
+        no_queues: dict[str, int] = {}
+        look = await self.look()
+        known, running, queues = await asyncio.gather(
+            self._optional("The workers", self._read_workers(), nothing, notices),
+            self._optional(
+                "The running jobs",
+                self._query(partial(web_reads.list_running, ids=look.running)),
+                nothing,
+                notices,
+            ),
+            self._optional("Locked queues", self._query(web_reads.count_queue_locks), no_queues, notices),
+        )
+        by_worker: dict[str, list[WorkerJob]] = defaultdict(list)
+        for row in running:
+            by_worker[row["worker"]].append(
+                WorkerJob(id=str(row["id"]), task=row["task"] or "", seconds=max(0.0, row["seconds"]))
+            )
+        rows = [_worker_row(one, by_worker.pop(one.id, []), queues.get(one.id, 0)) for one in known]
+        # Node workers send no heartbeats. They are known while they hold locks.
+        rows += [_unknown_worker(name, jobs, queues.get(name, 0)) for name, jobs in by_worker.items()]
+        rows.sort(key=lambda row: (not row.is_alive and row.status != "unknown", -row.jobs, row.id))
+        return WorkerPage(items=rows, look=look.look, notices=notices)
+
+    async def fingerprint(self) -> object:
+        """Return a value that is another one after the queue has changed, if viewers watch."""
+        writes = await self._ask(lambda utils: utils.many.writes())
+        look = await self.look()
+        return writes.added, writes.removed, look.total, len(look.running)
+
+    async def doctor(self) -> DoctorReport:
+        """Return what the doctor finds. Viewers share a report for a minute, because the checks take time."""
+        return await self._doctor.get()
+
+    async def series(
+        self, metric: str, *, task: str | None = None, since: float = 3600.0, step: float | None = None
+    ) -> Series:
+        """Return a metric over time: see `graphile_worker.stats.Metric`.
+
+        Args:
+            metric: What to return.
+            task: Identifier of a task; by default all tasks together.
+            since: How far to go back, in seconds.
+            step: Seconds from one point to the next, a multiple of a minute.
+        """
+        if metric not in set(Metric):
+            raise InvalidRequestError(
+                f"Unknown metric {metric[:40]!r}: it must be one of {', '.join(Metric)}."
+            )
+        if not 1 <= since <= _MAX_AGE or (step is not None and not 60 <= step <= _MAX_AGE):  # noqa: PLR2004
+            raise InvalidRequestError("since must be from 1 s to 90 days, and step from 60 s to 90 days.")
+        wanted = Metric(metric)
+        if wanted.is_depth:
+            return await self._depths(wanted, task, since, step)
+        activity = await self._activity_or_none(task, since, [], step)
+        if activity is None:
+            return Series(metric=metric, task=task, step=int(step or 60), points=[], source="python")
+        points = [
+            SeriesPoint(at=at, value=counts.value(wanted))
+            for at, counts in zip(activity.times, activity.steps, strict=True)
+        ]
+        return Series(metric=metric, task=task, step=activity.step, points=points, source="python")
+
+    async def scaling(self) -> Scaling:
+        """Return how much work there is, for autoscalers."""
+        shared = self._share("scaling", self._read_scaling)
+        return await shared.get()
+
+    @property
+    def _doctor(self) -> Shared[DoctorReport]:
+        return self._share("doctor", self._examine, min_age=_DOCTOR_AGE)
+
+    @property
+    def _last_errors(self) -> Shared[dict[str, str]]:
+        return self._share(
+            "errors", partial(self._query, partial(web_reads.list_last_errors, newest=_LAST_FAILED))
+        )
+
+    @property
+    def _failure_groups(self) -> Shared[tuple[list[FailureGroup], bool]]:
+        return self._share("failures", self._group_failures)
+
+    async def _group_failures(self) -> tuple[list[FailureGroup], bool]:
+        rows, timed = await self._query(
+            partial(web_reads.group_failures, jobs_limit=_MAX_FAILED, groups_limit=_MAX_GROUPS)
+        )
+        return [_failure_group(dict(row), timed=timed) for row in rows], timed
+
+    async def _last_failures(self) -> list[FailedJobRow]:
+        rows = await self._share(
+            "failed", partial(self._query, partial(web_reads.list_failed, newest=_LAST_FAILED, limit=10))
+        ).get()
+        return [
+            FailedJobRow(
+                id=str(row["id"]),
+                task=row["task"],
+                attempts=row["attempts"],
+                max_attempts=row["max_attempts"],
+                error=(row["error"].strip().splitlines() or [""])[0][:300],
+                failed_at=row["failed_at"],
+            )
+            for row in rows
+        ]
+
+    async def _read_workers(self) -> list[WorkerInfo]:
+        shared = self._share("workers", partial(self._ask, lambda utils: utils.workers(include_locks=False)))
+        return await shared.get()
+
+    async def _window_activity(self, name: str, notices: list[str]) -> Activity | None:
+        return await self._activity_or_none(None, WINDOWS[name], notices, _WINDOW_STEPS[name])
+
+    async def _activity_or_none(
+        self, task: str | None, since: float, notices: list[str], step: float | None = None
+    ) -> Activity | None:
+        """Return what Python workers did; None if there are no statistics."""
+
+        async def read(utils: WorkerUtils) -> Activity:
+            return await utils.activity(task=task, since=since, step=step)
+
+        shared = self._share(
+            ("activity", task, since, step),
+            partial(self._ask, read),
+            min_age=max(_ACTIVITY_AGE, since / _AGE_PART),
+        )
+        try:
+            return await self._optional("The statistics", shared.get(), None, notices)
+        except ConfigurationError as error:  # the step does not suit the age
+            raise InvalidRequestError(str(error)) from error
+
+    async def _depths(self, metric: Metric, task: str | None, since: float, step: float | None) -> Series:
+        async def read(utils: WorkerUtils) -> Any:
+            return await utils.series(metric, task=task, since=since, step=step)
+
+        shared = self._share(
+            ("depths", metric, task, since, step), partial(self._ask, read), min_age=_ACTIVITY_AGE
+        )
+        try:
+            found = await self._optional("The statistics", shared.get(), None, [])
+        except ConfigurationError as error:
+            raise InvalidRequestError(str(error)) from error
+        points = [] if found is None else [SeriesPoint(at=one.at, value=one.value) for one in found.points]
+        return Series(
+            metric=metric,
+            task=task,
+            step=int(step or 60) if found is None else found.step,
+            points=points,
+            estimated=found is not None and found.estimated,
+            source="table",
+        )
+
+    def _rates(self, writes: Writes | None, hour: Activity | None) -> Rates:
+        added = removed = None
+        if writes is not None:
+            if self._writes and writes.added < self._writes[-1].added:
+                self._writes.clear()  # the server's statistics were reset
+            if not self._writes or writes.at - self._writes[-1].at >= 1:
+                self._writes.append(writes)
+            first = self._writes[0]
+            if (apart := writes.at - first.at) >= _MIN_APART:
+                added = (writes.added - first.added) / apart
+                removed = (writes.removed - first.removed) / apart
+        if hour is None or not hour.tasks:
+            return Rates(added=added, removed=removed)
+        steps = _RECENT // hour.step
+        recent = JobCounts.of_many(hour.steps[-steps - 1 : -1])
+        return Rates(
+            added=added,
+            removed=removed,
+            done=recent.done / (steps * hour.step),
+            failed=recent.failed / (steps * hour.step),
+        )
+
+    async def _cron_runs(self, item: CronItem, notices: list[str]) -> tuple[list[CronRun], float | None]:
+        nothing: list[Any] = []
+        rows = await self._optional(
+            "The runs of recurring tasks",
+            self._query(partial(web_reads.list_cron_runs, task=item.task, limit=_CRON_RUNS)),
+            nothing,
+            notices,
+        )
+        runs = [
+            CronRun(
+                at=row["at"],
+                outcome=str(OUTCOMES.get(row["outcome"], "unknown")),
+                job_id=str(row["job_id"]),
+                duration=row["duration"],
+            )
+            for row in rows
+        ]
+        late = next((row["lateness"] for row in rows if row["lateness"] is not None), None)
+        return runs, None if late is None else max(0.0, late)
+
+    async def _examine(self) -> DoctorReport:
+        settings = self._app.settings
+        found = []
+        if settings["pool"] is not None:
+            found.append(
+                DoctorFinding(
+                    check="connection",
+                    level="note",
+                    message="The doctor cannot use the app's pool.",
+                    advice="Run graphile-worker doctor, or give the app a dsn instead of a pool.",
+                )
+            )
+        else:
+            prepares = settings["prepared_statements"]
+            found = [
+                DoctorFinding(check=one.check, level=one.level.value, message=one.message, advice=one.advice)
+                async for one in examine(settings["dsn"], schema=self.schema, prepared_statements=prepares)
+            ]
+        found.sort(key=lambda finding: _LEVELS.index(finding.level))
+        return DoctorReport(at=datetime.now(UTC), findings=found)
+
+    async def _read_scaling(self) -> Scaling:
+        look, queued, free = await asyncio.gather(
+            self.look(),
+            self._query(partial(web_reads.count_up_to, what="queued_ready", limit=_MAX_NAMES)),
+            self._query(partial(web_reads.count_up_to, what="claimable_queues", limit=_MAX_NAMES)),
+        )
+        claimable = max(0, look.total.ready - queued) + free
+        return Scaling(
+            ready=look.total.ready,
+            running=look.total.running,
+            blocked=look.total.blocked,
+            claimable=claimable,
+            desired=claimable + look.total.running,
+            oldest_ready_seconds=max((one.seconds for one in _oldest(look)), default=0.0),
+            at=look.look.at,
+            exact=look.look.exact and queued < _MAX_NAMES and free < _MAX_NAMES,
+        )
+
+
+def _window(name: str, counts: JobCounts) -> ActivityWindow:
+    return ActivityWindow(
+        window=name,
+        done=counts.done,
+        failed=counts.failed,
+        run_p50=counts.run_time(0.5),
+        run_p95=counts.run_time(0.95),
+        wait_p50=counts.wait_time(0.5),
+        wait_p95=counts.wait_time(0.95),
+    )
+
+
+def _oldest(look: QueueLook) -> list[TaskAge]:
+    ages = [
+        TaskAge(
+            task=task, seconds=max(0.0, (look.look.at - due).total_seconds()), ready=look.tasks[task].ready
+        )
+        for task, due in look.oldest.items()
+    ]
+    return sorted(ages, key=lambda age: -age.seconds)[:10]
+
+
+def _deploys(workers: Sequence[WorkerInfo]) -> Iterator[DeployMark]:
+    versions: dict[tuple[str | None, str], list[datetime]] = defaultdict(list)
+    for one in workers:
+        if one.version and one.started_at:
+            versions[one.language, one.version].append(one.started_at)
+    for (language, version), starts in sorted(versions.items(), key=lambda item: min(item[1])):
+        yield DeployMark(at=min(starts), version=version, language=language, workers=len(starts))
+
+
+def _served(workers: Sequence[WorkerInfo]) -> Mapping[str, list[str]]:
+    served: dict[str, list[str]] = defaultdict(list)
+    for one in workers:
+        if one.is_alive:
+            for task in one.tasks or ():
+                served[task].append(one.id)
+    return served
+
+
+def _task_row(
+    name: str,
+    look: QueueLook,
+    activity: Activity | None,
+    served: list[str],
+    error: str | None,
+    *,
+    unknown: bool,
+) -> TaskRow:
+    counts = look.tasks.get(name, StateCounts())
+    done = JobCounts() if activity is None else activity.total(name)
+    ended = done.done + done.failed
+    due = look.oldest.get(name)
+    return TaskRow(
+        task=name,
+        counts=counts,
+        oldest_seconds=None if due is None else max(0.0, (look.look.at - due).total_seconds()),
+        done=done.done,
+        failed=done.failed,
+        failure_ratio=done.failed / ended if ended else None,
+        run_p50=done.run_time(0.5),
+        run_p95=done.run_time(0.95),
+        wait_p95=done.wait_time(0.95),
+        last_error=None if error is None else (error.strip().splitlines() or [""])[0][:300],
+        served_by=served,
+        is_served=True if served else None if unknown else False,
+    )
+
+
+def _failure_group(row: Mapping[str, Any], *, timed: bool) -> FailureGroup:
+    names = FAILURE_WINDOWS[:-1]
+    windows = {name: row[name] if timed else row["jobs"] for name in names}
+    return FailureGroup(
+        task=row["task"],
+        error_type=row["error_type"],
+        fingerprint=row["fingerprint"],
+        jobs=row["jobs"],
+        permanent=row["permanent"],
+        windows={**windows, "all": row["jobs"]},
+        last_failed_at=row["last_failed_at"],
+        example_id=str(row["example_id"]),
+    )
+
+
+def _cron_row(
+    identifier: str,
+    item: CronItem | None,
+    since: datetime | None,
+    last: datetime | None,
+    now: datetime,
+    runs: list[CronRun],
+    lateness: float | None,
+) -> CronRow:
+    if item is None:
+        return CronRow(
+            id=identifier,
+            task=None,
+            expression=None,
+            english=None,
+            zone=None,
+            last_run=last,
+            known_since=since,
+        )
+    expression = item.match if isinstance(item.match, str) else None
+    # A function is called for each minute, so it is not asked for three runs.
+    following = (
+        list(islice(item.occurrences(now), 3))
+        if expression
+        else [one for one in [item.next_after(now)] if one]
+    )
+    due = item.next_after(last or since) if (last or since) is not None and expression else None  # type: ignore[arg-type]
+    return CronRow(
+        id=identifier,
+        task=item.task,
+        expression=expression,
+        english=describe(expression) if expression else "at minutes that a function chooses",
+        zone=str(item.tz or "UTC"),
+        next_runs=following,
+        last_run=last,
+        known_since=since,
+        lateness=lateness,
+        runs=runs,
+        can_run=True,
+        is_overdue=due is not None and now - due > timedelta(seconds=_OVERDUE),
+    )
+
+
+def _worker_row(one: WorkerInfo, running: list[WorkerJob], queues: int) -> WorkerRow:
+    return WorkerRow(
+        id=one.id,
+        language=one.language,
+        host=one.host,
+        pid=one.pid,
+        version=one.version,
+        status=one.status,
+        is_alive=one.is_alive,
+        slots=one.concurrency,
+        jobs=len(running),
+        queues=queues,
+        running=running[:_RUNNING_SHOWN],
+        started_at=one.started_at,
+        heartbeat_seconds=one.seconds_since_heartbeat,
+        tasks=None if one.tasks is None else list(one.tasks),
+        reason=one.reason,
+    )
+
+
+def _unknown_worker(name: str, running: list[WorkerJob], queues: int) -> WorkerRow:
+    return WorkerRow(
+        id=name,
+        language=None,
+        host=None,
+        pid=None,
+        version=None,
+        status="unknown",
+        is_alive=False,
+        slots=None,
+        jobs=len(running),
+        queues=queues,
+        running=running[:_RUNNING_SHOWN],
+        started_at=None,
+        heartbeat_seconds=None,
+    )
