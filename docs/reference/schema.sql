@@ -100,6 +100,7 @@ declare
   recorded bigint[] := '{}';
   recorded_locks timestamptz[] := '{}';
   kept integer[] := '{}';            -- queues that the worker holds, and may claim a job from now
+  paused integer[] := '{}';          -- queues of recorded jobs that are paused
   released integer[];
   spent integer[] := '{}';           -- queues from which this call claims nothing more
   claimed_queues integer[] := '{}';
@@ -221,11 +222,14 @@ begin
 
   if cardinality(job_ids) > 0 then
     if queue_ids is not null then
-      select coalesce(array_agg(queue.id), '{}') into kept
+      select coalesce(array_agg(queue.id) filter (where queue.is_kept), '{}'),
+          coalesce(array_agg(queue.id) filter (where not queue.is_kept), '{}')
+        into kept, paused
         from unnest(queue_ids, queue_locks) as given (id, locked_at)
         cross join lateral (
-          select queue.id from "graphile_worker"._private_job_queues as queue
-          where queue.id = given.id and queue.locked_by = worker and queue.locked_at = given.locked_at
+          select queue.id, queue.locked_by = worker as is_kept from "graphile_worker"._private_job_queues as queue
+          where queue.id = given.id
+            and (queue.locked_by = worker and queue.locked_at = given.locked_at or queue.locked_by = 'python:paused')
           for update skip locked
         ) as queue;
     end if;
@@ -233,7 +237,8 @@ begin
     recorded := null;
     if completed = 0 then
       recorded := '{}';
-    elsif queue_ids is null or cardinality(kept) = cardinality(array_remove(queue_ids, null)) then
+    elsif queue_ids is null
+        or cardinality(kept) + cardinality(paused) = cardinality(array_remove(queue_ids, null)) then
       -- The usual case: the worker holds the jobs and their queues. The jobs are deleted without being locked first, which
       -- would cost as much again. If another transaction has locked a job, or the worker no longer holds it, this is
       -- undone.
@@ -324,10 +329,12 @@ begin
           from "graphile_worker"._private_jobs as job
           where job.id = given.id and job.locked_by = worker and job.locked_at = given.locked_at
             -- Together with its queue, unless the worker no longer holds the queue.
-            and (given.queue_id is null or given.queue_id = any (kept) or not exists (
+            and (given.queue_id is null or given.queue_id = any (kept || paused) or not exists (
               select from "graphile_worker"._private_job_queues as queue
-              where queue.id = given.queue_id and queue.locked_by = worker
-                and queue.locked_at = given.queue_locked_at
+              where queue.id = given.queue_id and (
+                queue.locked_by = worker and queue.locked_at = given.queue_locked_at
+                or queue.locked_by = 'python:paused'
+              )
             ))
           for update skip locked
         ) as job;
@@ -356,10 +363,12 @@ begin
         cross join lateral (
           select job.id, job.attempts, job.run_at, job.payload from "graphile_worker"._private_jobs as job
           where job.id = change.id and job.locked_by = worker and job.locked_at = change.locked_at
-            and (change.queue_id is null or change.queue_id = any (kept) or not exists (
+            and (change.queue_id is null or change.queue_id = any (kept || paused) or not exists (
               select from "graphile_worker"._private_job_queues as queue
-              where queue.id = change.queue_id and queue.locked_by = worker
-                and queue.locked_at = change.queue_locked_at
+              where queue.id = change.queue_id and (
+                queue.locked_by = worker and queue.locked_at = change.queue_locked_at
+                or queue.locked_by = 'python:paused'
+              )
             ))
           for update skip locked
         ) as job
@@ -1375,6 +1384,123 @@ begin
 end
 $$;
 
+CREATE TABLE graphile_worker._private_python_pauses (
+    kind text NOT NULL,
+    name text NOT NULL,
+    paused_at timestamp with time zone NOT NULL,
+    until timestamp with time zone,
+    reason text,
+    paused_by text NOT NULL,
+    locked_by text,
+    locked_at timestamp with time zone,
+    CONSTRAINT _private_python_pauses_check CHECK (((name = ''::text) = (kind = 'all'::text))),
+    CONSTRAINT _private_python_pauses_kind_check CHECK ((kind = ANY (ARRAY['all'::text, 'task'::text, 'queue'::text])))
+);
+
+CREATE FUNCTION graphile_worker._private_python_pause(kind text, name text DEFAULT ''::text, until timestamp with time zone DEFAULT NULL::timestamp with time zone, reason text DEFAULT NULL::text, paused_by text DEFAULT (SESSION_USER)::text) RETURNS graphile_worker._private_python_pauses
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+declare
+  pause "graphile_worker"._private_python_pauses;
+  queue record;
+begin
+  insert into "graphile_worker"._private_python_pauses as known (kind, name, paused_at, until, reason, paused_by)
+    values (
+      _private_python_pause.kind, coalesce(_private_python_pause.name, ''), clock_timestamp(),
+      _private_python_pause.until, _private_python_pause.reason,
+      coalesce(_private_python_pause.paused_by, session_user::text)
+    )
+    on conflict (kind, name) do update
+      set until = excluded.until, reason = excluded.reason, paused_by = excluded.paused_by
+    returning known.* into pause;
+  while pause.kind = 'queue' loop
+    insert into "graphile_worker"._private_job_queues (queue_name)
+      select pause.name
+      where not exists (select from "graphile_worker"._private_job_queues as known where known.queue_name = pause.name)
+      on conflict do nothing;
+    select known.id, known.locked_by, known.locked_at into queue
+      from "graphile_worker"._private_job_queues as known where known.queue_name = pause.name for update;
+    continue when not found;  -- a cleanup has removed it
+    if queue.locked_by is distinct from 'python:paused' then
+      update "graphile_worker"._private_python_pauses as known
+        set locked_by = queue.locked_by, locked_at = queue.locked_at
+        where known.kind = pause.kind and known.name = pause.name;
+      update "graphile_worker"._private_job_queues as known
+        set locked_by = 'python:paused', locked_at = '9999-01-01 00:00:00+00'
+        where known.id = queue.id;
+    end if;
+    exit;
+  end loop;
+  perform pg_notify('_private_python_pause', '');
+  return pause;
+end
+$$;
+
+CREATE FUNCTION graphile_worker._private_python_resume(kind text, name text DEFAULT ''::text, expired boolean DEFAULT false) RETURNS text
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+declare
+  pause "graphile_worker"._private_python_pauses;
+  queue record;
+  holder record;
+  result text;
+begin
+  if expired then
+    select * into pause from "graphile_worker"._private_python_pauses as known
+      where known.kind = _private_python_resume.kind and known.name = _private_python_resume.name
+        and known.until <= clock_timestamp()
+      for update skip locked;
+    if not found then
+      return null;
+    end if;
+  else
+    select * into pause from "graphile_worker"._private_python_pauses as known
+      where known.kind = _private_python_resume.kind
+        and known.name = coalesce(_private_python_resume.name, '')
+      for update;
+  end if;
+  if pause.kind is not null then
+    delete from "graphile_worker"._private_python_pauses as known where known.kind = pause.kind and known.name = pause.name;
+    result := '';
+  end if;
+  if _private_python_resume.kind = 'queue' then
+    -- An exchange that records a job of the queue locks the queue's row too. So after this statement, either the job
+    -- is gone, or its worker finds the queue's lock given back and releases it together with the job.
+    select known.id, known.locked_by into queue
+      from "graphile_worker"._private_job_queues as known
+      where known.queue_name = _private_python_resume.name and known.locked_by = 'python:paused'
+      for update;
+    if found then
+      result := '';
+      -- No job of the queue was claimed since the pause began, so none runs if the queue was not locked then.
+      select job.locked_by,
+          case when job.locked_by = pause.locked_by then pause.locked_at else job.locked_at end as locked_at
+        into holder
+        from "graphile_worker"._private_jobs as job
+        where (pause.kind is null or pause.locked_by is not null)
+          and job.job_queue_id = queue.id and job.locked_at is not null
+        order by job.locked_at limit 1;
+      if found then
+        result := holder.locked_by;
+      end if;
+      update "graphile_worker"._private_job_queues as known
+        set locked_by = holder.locked_by, locked_at = holder.locked_at
+        where known.id = queue.id;
+    end if;
+  end if;
+  if result is not null then
+    perform pg_notify('_private_python_pause', '');
+    -- Also for workers in other languages.
+    perform pg_notify('jobs:insert', json_build_object('r', random(), 'count', 1)::text);
+  end if;
+  return result;
+end
+$$;
+
 CREATE TABLE graphile_worker._private_jobs (
     id bigint CONSTRAINT jobs_id_not_null1 NOT NULL,
     job_queue_id integer,
@@ -2000,6 +2126,9 @@ ALTER TABLE ONLY graphile_worker._private_python_flushes
 
 ALTER TABLE ONLY graphile_worker._private_python_migrations
     ADD CONSTRAINT _private_python_migrations_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY graphile_worker._private_python_pauses
+    ADD CONSTRAINT _private_python_pauses_pkey PRIMARY KEY (kind, name);
 
 ALTER TABLE ONLY graphile_worker._private_python_progress
     ADD CONSTRAINT _private_python_progress_pkey PRIMARY KEY (job_id);

@@ -38,6 +38,7 @@ from graphile_worker._worker.maintenance.cancellations import Cancellations
 from graphile_worker._worker.maintenance.cron_scheduler import Scheduler
 from graphile_worker._worker.maintenance.history_partitions import HistoryPartitions
 from graphile_worker._worker.maintenance.notifier import Notifier
+from graphile_worker._worker.maintenance.pauses import Pauses
 from graphile_worker._worker.maintenance.progress_service import ProgressService
 from graphile_worker._worker.maintenance.stale_locks import StaleLocks
 from graphile_worker._worker.maintenance.statistics_service import StatisticsService
@@ -101,6 +102,7 @@ class Parts:
         self.worker.on_saved = self._close_with_loop
         self._sweep_service = self._make_sweep_service()
         self._cancellations = self._make_cancellations()
+        self._pauses = self._make_pauses()
         self._scheduler = self._make_scheduler()
         self.notifier = self._make_notifier(on_migration)
         self.worker.is_notified = lambda: self.notifier.is_receiving
@@ -145,6 +147,7 @@ class Parts:
         services = (
             self.worker,
             self._cancellations,
+            self._pauses,
             self._scheduler,
             self._stale_locks,
             self._history,
@@ -236,6 +239,7 @@ class Parts:
             on_jobs=self.worker.notify,
             on_migration=on_migration,
             on_cancellation=self._cancellations.wake,
+            on_pause=self._pauses.wake,
             events=self._options.events,
             outage_log=self._outage_log,
             logger=self.logger,
@@ -249,6 +253,17 @@ class Parts:
             poll_interval=self._options.poll_interval,
             is_notified=lambda: self.notifier.is_receiving,
             last_exchange=lambda: self.worker.last_exchange_sent_at,
+            logger=self.logger,
+        )
+
+    def _make_pauses(self) -> Pauses:
+        return Pauses(
+            tasks=self.pool.tasks,
+            claimed_jobs=self._claimed_jobs,
+            session=self.session,
+            poll_interval=self._options.poll_interval,
+            is_notified=lambda: self.notifier.is_receiving,
+            on_resume=self.worker.notify,
             logger=self.logger,
         )
 
@@ -331,6 +346,7 @@ class Parts:
         await (
             self._cancellations.poll()
         )  # before the first claim: jobs may have been cancelled while no worker ran
+        await self._pauses.poll()
         if self._options.once:
             await self._stale_locks.unlock()
         self._job_log.connected(self.pool.id, self.pool.tasks)
@@ -340,6 +356,7 @@ class Parts:
         self.health.phase = "running"
         self.worker.start()
         self._cancellations.start()
+        self._pauses.start()
         self._progress.start()
         if self._statistics is not None:
             self._statistics.start()
@@ -380,6 +397,7 @@ class Parts:
         await self._stale_locks.stop()
         await self._history.stop()
         await self._cancellations.stop()
+        await self._pauses.stop()
         if self._sweep_service is not None and self.health.phase != "starting":
             with suppress(BackgroundThreadEndedError):  # the event loop is being closed
                 await self._background_thread.run(self._sweep_service.stop())

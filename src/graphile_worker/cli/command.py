@@ -22,6 +22,7 @@ from graphile_worker.cli import (
     list_jobs,
     maintenance,
     overview,
+    pausing,
     top,
     transfer_jobs,
 )  # fmt: skip
@@ -48,6 +49,7 @@ _VERBS = (
     overview.stats, overview.queues, overview.workers, maintenance.unlock, maintenance.sweep,
     maintenance.cleanup, maintenance.migrate, transfer_jobs.export_jobs, transfer_jobs.import_jobs,
     doctor.doctor, exporter.exporter, init.init, top.top, history.history, history.failures,
+    pausing.pause, pausing.resume, pausing.pauses,
 )  # fmt: skip
 HEADINGS = {
     "Workers": ("run", "dev", "init", "health", "workers", "unlock", "sweep", "cron"),
@@ -58,6 +60,9 @@ HEADINGS = {
         "failures",
         "history",
         "queues",
+        "pause",
+        "resume",
+        "pauses",
         "cleanup",
         "migrate",
         "export",

@@ -47,6 +47,7 @@ OWN_MIGRATIONS: Sequence[OwnMigration] = (
     OwnMigration(10, "history"),
     OwnMigration(11, "statistics"),
     OwnMigration(12, "exchange"),
+    OwnMigration(14, "limits"),
 )
 
 

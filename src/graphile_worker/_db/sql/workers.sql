@@ -286,7 +286,8 @@ select
   from (
     select locked_by, true as is_job from {schema}._private_jobs where locked_by is not null
     union all
-    select locked_by, false from {schema}._private_job_queues where locked_by is not null
+    select locked_by, false from {schema}._private_job_queues
+    where locked_by is not null and locked_by {<>} 'python:paused'
   ) as locked
   group by locked_by
 

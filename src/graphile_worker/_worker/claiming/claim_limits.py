@@ -1,4 +1,4 @@
-"""`ClaimLimiter`: how many jobs of each task may be claimed, by middleware and abandoned threads."""
+"""`ClaimLimiter`: how many jobs of each task may be claimed, by pauses, middleware and abandoned threads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class ClaimAllowance(NamedTuple):
 
 
 class ClaimLimiter:
-    """Limits claims by middleware, and claims no jobs of a task with too many abandoned threads.
+    """Limits claims by middleware.
+
+    It claims no jobs of a task that is paused or has too many abandoned threads.
 
     A claim has one limit for all its tasks. So if a task is limited to fewer jobs than the worker has room
     for, claims alternate. One claims jobs of all tasks, with the smallest of their limits, and keeps the
@@ -48,6 +50,8 @@ class ClaimLimiter:
         self._tasks = tasks
         self._logger = logger
         self._unlimited_turn = False
+        self.paused: frozenset[str] = frozenset()
+        """Tasks of which no jobs may be claimed for now."""
         self._failed: set[Middleware] = set()
         for layer in self._middleware:
             if isinstance(layer, ConcurrencyLimits) and (unknown := layer.limits.keys() - set(tasks)):
@@ -58,12 +62,12 @@ class ClaimLimiter:
 
     def __bool__(self) -> bool:
         """Whether any limit may be in effect."""
-        return bool(self._middleware or self._abandoned.exhausted)
+        return bool(self._middleware or self.paused or self._abandoned.exhausted)
 
     def allow(self, wanted: int, claimed: Iterable[ClaimedJob]) -> ClaimAllowance:
         """Return how many of `wanted` jobs may be claimed, and of which tasks."""
         counts = Counter(job.job.task_identifier for job in claimed)
-        exhausted = self._abandoned.exhausted
+        exhausted = self.paused.union(self._abandoned.exhausted)
         limits = {
             task: 0 if task in exhausted else self._limit(task, counts[task], wanted) for task in self._tasks
         }

@@ -210,6 +210,15 @@ class ClaimedJobs:
         """Return all prefetched jobs to the database, because their task may not run for now."""
         self.results.add(self.local_queue.give_back("RELEASED"))
 
+    def pause(self, tasks: frozenset[str], queues: frozenset[str]) -> None:
+        """Claim no jobs of paused tasks, and return prefetched jobs that are paused. No more is paused."""
+        self.claim_limiter.paused = tasks
+        if any(
+            claimed.job.task_identifier in tasks or claimed.job.queue_name in queues
+            for claimed in self.local_queue
+        ):
+            self.return_prefetched()
+
     def cancel(self, claimed: ClaimedJob, choice: Cancel) -> None:
         """Cancel a job. If it has already ended, its outcome stands."""
         if claimed in self.local_queue:

@@ -11,6 +11,8 @@
 --   in one case within a millisecond, is reported as busy, or left for the next call.
 -- * Claim only locked rows, and check every condition on the version that was locked. Lock a queue before its jobs.
 -- * A worker that was declared dead claims nothing: sweepers release what is locked under its name.
+-- * A pause replaces the lock of a queue, and the end of the pause may give the lock back. So a job of a paused queue is
+--   recorded only while its queue's row is locked too: see 014_limits.sql.
 --
 -- The reply has a row for each claimed job, without a kind. A finished job that was not recorded has a row of kind
 -- 'busy' (still held: try again), 'lost' (no longer held) or 'refused' (still held, see below). Then follows a row of
@@ -138,6 +140,7 @@ declare
   recorded bigint[] := '{}';
   recorded_locks timestamptz[] := '{}';
   kept integer[] := '{}';            -- queues that the worker holds, and may claim a job from now
+  paused integer[] := '{}';          -- queues of recorded jobs that are paused
   released integer[];
   spent integer[] := '{}';           -- queues from which this call claims nothing more
   claimed_queues integer[] := '{}';
@@ -259,11 +262,14 @@ begin
 
   if cardinality(job_ids) > 0 then
     if queue_ids is not null then
-      select coalesce(array_agg(queue.id), '{}') into kept
+      select coalesce(array_agg(queue.id) filter (where queue.is_kept), '{}'),
+          coalesce(array_agg(queue.id) filter (where not queue.is_kept), '{}')
+        into kept, paused
         from unnest(queue_ids, queue_locks) as given (id, locked_at)
         cross join lateral (
-          select queue.id from {schema}._private_job_queues as queue
-          where queue.id = given.id and queue.locked_by = worker and queue.locked_at = given.locked_at
+          select queue.id, queue.locked_by = worker as is_kept from {schema}._private_job_queues as queue
+          where queue.id = given.id
+            and (queue.locked_by = worker and queue.locked_at = given.locked_at or queue.locked_by = 'python:paused')
           for update skip locked
         ) as queue;
     end if;
@@ -271,7 +277,8 @@ begin
     recorded := null;
     if completed = 0 then
       recorded := '{}';
-    elsif queue_ids is null or cardinality(kept) = cardinality(array_remove(queue_ids, null)) then
+    elsif queue_ids is null
+        or cardinality(kept) + cardinality(paused) = cardinality(array_remove(queue_ids, null)) then
       -- The usual case: the worker holds the jobs and their queues. The jobs are deleted without being locked first, which
       -- would cost as much again. If another transaction has locked a job, or the worker no longer holds it, this is
       -- undone.
@@ -362,10 +369,12 @@ begin
           from {schema}._private_jobs as job
           where job.id = given.id and job.locked_by = worker and job.locked_at = given.locked_at
             -- Together with its queue, unless the worker no longer holds the queue.
-            and (given.queue_id is null or given.queue_id = any (kept) or not exists (
+            and (given.queue_id is null or given.queue_id = any (kept || paused) or not exists (
               select from {schema}._private_job_queues as queue
-              where queue.id = given.queue_id and queue.locked_by = worker
-                and queue.locked_at = given.queue_locked_at
+              where queue.id = given.queue_id and (
+                queue.locked_by = worker and queue.locked_at = given.queue_locked_at
+                or queue.locked_by = 'python:paused'
+              )
             ))
           for update skip locked
         ) as job;
@@ -394,10 +403,12 @@ begin
         cross join lateral (
           select job.id, job.attempts, job.run_at, job.payload from {schema}._private_jobs as job
           where job.id = change.id and job.locked_by = worker and job.locked_at = change.locked_at
-            and (change.queue_id is null or change.queue_id = any (kept) or not exists (
+            and (change.queue_id is null or change.queue_id = any (kept || paused) or not exists (
               select from {schema}._private_job_queues as queue
-              where queue.id = change.queue_id and queue.locked_by = worker
-                and queue.locked_at = change.queue_locked_at
+              where queue.id = change.queue_id and (
+                queue.locked_by = worker and queue.locked_at = change.queue_locked_at
+                or queue.locked_by = 'python:paused'
+              )
             ))
           for update skip locked
         ) as job
