@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ from graphile_worker.limits import PAUSED
 from graphile_worker.outcome import Completed, Failed
 from support.commands import Cli
 from support.jobs import add, count, existing, get
+from support.pages import Page
+from support.postgres import ROOT
 from support.waiting import until, until_blocked
 from support.workers import Gate, locked, nothing, running
 from test_exchange import ExchangeWorker, claim_ids, result_of
@@ -423,3 +426,18 @@ class TestCommand:
         assert "resume --all" in str(pauses[0].advice)
         assert "resume --queue q" in str(pauses[1].advice)
         assert not [finding for finding in found if finding.check in {"queues", "locks"}]
+
+
+async def test_pausing_guide_examples_run(
+    database: str, db: asyncpg.Connection, utils: WorkerUtils, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = App(dsn=database)
+    page = Page("guides/pausing.md", app=app)
+    await page.run()
+    page.assert_done()
+    await app.close()
+    assert capsys.readouterr().out.startswith("queue tenant:7 ")
+    await utils.resume(queue="tenant:7")
+    [statements] = re.findall(r"```sql\n(.*?)```", (ROOT / "docs/guides/pausing.md").read_text(), re.DOTALL)
+    await db.execute(statements)
+    assert [pause.subject for pause in await utils.pauses()] == ["everything", "queue 'tenant:7'"]
