@@ -20,6 +20,7 @@ from graphile_worker._worker.claiming.claim_planner import ClaimPlanner
 from graphile_worker._worker.claiming.clock import Clock
 from graphile_worker._worker.claiming.exchange_client import ExchangeClient
 from graphile_worker._worker.claiming.forbidden_flags import ForbiddenFlags
+from graphile_worker._worker.claiming.named_limits import NamedLimits
 from graphile_worker._worker.claiming.outage import OutageLog
 from graphile_worker._worker.execution.abandoned_threads import AbandonedThreads
 from graphile_worker._worker.execution.attempts import AttemptRecorder
@@ -49,6 +50,7 @@ from graphile_worker.context import WorkerEnvironment
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.events import WorkerPool
 from graphile_worker.middleware.attached import AttachedWorker
+from graphile_worker.tasks import task_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -82,6 +84,7 @@ class Parts:
     ) -> None:
         handlers = read_handlers(tasks, on_invalid_payload=options.on_invalid_payload)
         _check_task_leases(options, handlers)
+        self._limits = _read_limits(options, tasks)
         worker_id = f"python-{secrets.token_hex(_ID_BYTES)}"
         self._options, self._tasks = options, tasks
         self.logger = ScopedLogger(
@@ -161,7 +164,7 @@ class Parts:
     def _make_worker(self, handlers: Mapping[str, Handler]) -> Worker:
         options = self._options
         self._clock = clock = Clock(local=options.use_local_time)
-        exchange_client = ExchangeClient(self.session, self.pool.id, handlers)
+        exchange_client = ExchangeClient(self.session, self.pool.id, handlers, self._limits)
         completions = Completions(self.session, self.pool.id)
         completions.wait_for_renewal = exchange_client.wait_for_renewal
         self._attempts = AttemptRecorder(options.history, self._tasks, clock)
@@ -198,6 +201,7 @@ class Parts:
             lease_state=self._lease_state,
             logger=self.logger,
             tally=self._tally,
+            worker_limits=_read_worker_limits(self._tasks),
         )
         return Worker(
             pool=self.pool,
@@ -208,12 +212,14 @@ class Parts:
                 poll_interval=options.poll_interval,
                 prefetch=claimed_jobs.prefetch,
                 limiter=claimed_jobs.claim_limiter,
+                has_named_limits=bool(self._limits),
             ),
             lease_state=self._lease_state,
             flags=self._flags,
             clock=clock,
             outage_log=self._outage_log,
             logger=self.logger,
+            limits=self._limits,
         )
 
     def _make_fencing(self) -> Fencing:
@@ -263,6 +269,7 @@ class Parts:
             session=self.session,
             poll_interval=self._options.poll_interval,
             is_notified=lambda: self.notifier.is_receiving,
+            turn=self._cancellations.turn,
             on_resume=self.worker.notify,
             logger=self.logger,
         )
@@ -444,6 +451,30 @@ def _check_task_leases(options: WorkerOptions, handlers: Mapping[str, Handler]) 
     if unknown := options.task_leases.keys() - handlers.keys():
         names = ", ".join(sorted(map(str, unknown)))
         raise ConfigurationError(f"task_leases names tasks that this worker does not have: {names}.")
+
+
+def _read_limits(options: WorkerOptions, tasks: Tasks) -> NamedLimits:
+    limits = {
+        name: task.limit
+        for name, function in tasks.items()
+        if (task := task_of(function)) is not None and task.limit is not None
+    }
+    if limits and not options.recovery:
+        names = ", ".join(sorted(limits))
+        raise ConfigurationError(
+            f"These tasks have a limit, and recovery is off: {names}. Without recovery, the share of a dead "
+            "worker would never be free again. Remove recovery=False (--no-recovery), or use worker_limit "
+            "instead of limit."
+        )
+    return NamedLimits(limits)
+
+
+def _read_worker_limits(tasks: Tasks) -> dict[str, int]:
+    return {
+        name: task.worker_limit
+        for name, function in tasks.items()
+        if (task := task_of(function)) is not None and task.worker_limit is not None
+    }
 
 
 def _open_session(options: WorkerOptions, logger: ScopedLogger) -> Session:

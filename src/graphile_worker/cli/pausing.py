@@ -77,7 +77,7 @@ def pause(
     paused_by: str | None,
     as_json: bool,
 ) -> None:
-    """Pause tasks, serial queues or everything: no more of their jobs start.
+    """Stop starting jobs of a task, a queue or of all.
 
     Running jobs are not stopped, and jobs can still be added. The pause survives restarts. Pausing again
     changes the pause. Node and Rust workers obey only the pause of a queue.

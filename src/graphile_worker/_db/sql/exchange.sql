@@ -46,7 +46,7 @@ select id, identifier from {schema}._private_tasks where identifier {=} any ($1:
 -- name: exchange
 select * from {schema}._private_python_exchange_v4(
   $1, $2, $3, $4, $5, $6, $7::pg_catalog.text::pg_catalog.json, $8, $9, $10, $11, $12, $13,
-  coalesce($14, pg_catalog.now()), $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27
+  coalesce($14, pg_catalog.now()), $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31
 );
 
 -- name: read_locked_jobs

@@ -56,7 +56,7 @@ with idle as (
 )
 update {schema}._private_job_queues as queue set locked_by = null, locked_at = null
 from idle where queue.id = idle.id
-returning pg_notify('jobs:insert', json_build_object('r', random(), 'count', 1)::text);
+returning pg_notify('jobs:insert', json_build_object('r', random())::text);
 
 -- name: read_pauses
 -- For workers. `seconds` until the end of the pause; null if it has none.

@@ -11,6 +11,7 @@ from graphile_worker._worker.service import Service
 from graphile_worker.errors import DatabaseError
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Iterable
 
     from graphile_worker._base.logs import ScopedLogger
@@ -33,6 +34,7 @@ class Pauses(Service):
         session: The connection to the database.
         poll_interval: Seconds between two reads if notifications do not arrive.
         is_notified: Returns whether notifications arrive.
+        turn: Held during a read, so that services that read after a notification share a connection.
         on_resume: Called when jobs may be claimed that were paused before.
         logger: The worker's logger.
     """
@@ -47,6 +49,7 @@ class Pauses(Service):
         session: Session,
         poll_interval: float,
         is_notified: Callable[[], bool],
+        turn: asyncio.Lock,
         on_resume: Callable[[], None],
         logger: ScopedLogger,
     ) -> None:
@@ -56,6 +59,7 @@ class Pauses(Service):
         self._session = session
         self._poll_interval = poll_interval
         self._is_notified = is_notified
+        self._turn = turn
         self._on_resume = on_resume
         self._known: set[tuple[str, str]] = set()
         self._notified = False
@@ -78,7 +82,8 @@ class Pauses(Service):
 
     async def poll(self) -> None:
         """Read the pauses, obey them, and compute when to read again."""
-        found = await self._session.call(lambda on: read_pauses(on, self._session.schema))
+        async with self._turn:
+            found = await self._session.call(lambda on: read_pauses(on, self._session.schema))
         self._obey(found)
         delay = _IDLE_INTERVAL if self._is_notified() else self._poll_interval
         ends = [pause.seconds for pause in found if pause.seconds is not None]

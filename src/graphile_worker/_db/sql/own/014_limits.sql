@@ -1,4 +1,23 @@
--- How much may run at once: pauses.
+-- How much may run at once: limits and pauses.
+
+-- Named limits. Workers write what their code declares. What was set at run time has priority.
+create table if not exists {schema}._private_python_limits (
+  id integer generated always as identity primary key,
+  name text not null unique,
+  concurrency integer check (concurrency > 0),
+  concurrency_override integer check (concurrency_override >= 0),
+  -- When a worker found due jobs and no room; and a worker that has no share at all, while it waits.
+  wanted_at timestamptz,
+  wanted_by text
+) with (fillfactor = 50);
+
+-- The share of each worker: how many jobs it may hold. The exchange keeps its rules: see 012_exchange.sql.
+create table if not exists {schema}._private_python_shares (
+  limit_id integer not null,
+  worker_id text not null,
+  held integer not null,
+  primary key (limit_id, worker_id)
+) with (fillfactor = 50);
 
 -- What is paused: everything, a task or a serial queue. Workers of this library read the table at their start, after a
 -- notification and regularly, and claim nothing that is paused.
@@ -124,7 +143,7 @@ begin
   if result is not null then
     perform pg_notify('_private_python_pause', '');
     -- Also for workers in other languages.
-    perform pg_notify('jobs:insert', json_build_object('r', random(), 'count', 1)::text);
+    perform pg_notify('jobs:insert', json_build_object('r', random())::text);
   end if;
   return result;
 end
