@@ -34,10 +34,10 @@ PUBLIC_NAMES = """
     CronItem CrontabError DatabaseError EmbeddedServerError Events Fail FailureGroup GraphileWorkerError
     Health History HistorySummary InvalidJobError InvalidPayloadError Job JobAttempt JobCancelledError
     JobContext JobCounts JobError JobFailedError JobHandle JobKeyMode JobLostError JobSkippedError JobSpec
-    JobState Metric Middleware MissingExtraError Point PoolTimeoutError Progress PrunedHistory
-    RecoveredWorker RecoveryAction ResultTimeoutError ResultUnknownError Retry RunSummary Runner
-    SchemaError SchemaMissingError SchemaTooNewError SchemaTooOldError Series ShutdownError Snooze Stats
-    Task TaskError TaskProcessError TaskStats TaskTimeoutError WorkerInfo WorkerUtils format_crontab
+    JobState Limit LimitState Metric Middleware MissingExtraError Pause Point PoolTimeoutError Progress
+    PrunedHistory RecoveredWorker RecoveryAction ResultTimeoutError ResultUnknownError Retry RunSummary
+    Runner SchemaError SchemaMissingError SchemaTooNewError SchemaTooOldError Series ShutdownError Snooze
+    Stats Task TaskError TaskProcessError TaskStats TaskTimeoutError WorkerInfo WorkerUtils format_crontab
     parse_cron_items parse_crontab quick_add_job quick_add_job_sync run run_migrations run_once task
 """
 TESTING_NAMES = """
@@ -47,8 +47,8 @@ TESTING_NAMES = """
 PUBLIC_MEMBERS = {
     "App": """
         add_job add_job_sync add_jobs add_jobs_sync add_spec add_spec_sync bind cancel_job cancel_job_sync
-        close close_sync configure cron_items history include migrate migrate_sync run run_once
-        run_once_sync run_sync running settings tasks utils
+        close close_sync configure cron_items history include migrate migrate_sync pause
+        pause_sync resume resume_sync run run_once run_once_sync run_sync running settings tasks utils
     """,
     "Task": """
         call call_sync enqueue enqueue_many enqueue_many_sync enqueue_sync queue result_of result_of_sync
@@ -60,11 +60,12 @@ PUBLIC_MEMBERS = {
         close_sync complete_jobs complete_jobs_sync connection failures failures_sync force_unlock_workers
         force_unlock_workers_sync get_job get_job_sync has_history has_history_sync history
         history_summary history_summary_sync history_sync is_closing job_history job_history_sync
-        job_result job_result_sync known_crontabs known_crontabs_sync list_jobs list_jobs_sync many
-        migrate migrate_sync pending_migrations pending_migrations_sync permanently_fail_jobs
-        permanently_fail_jobs_sync progress progress_sync prune_history prune_history_sync remove_job
-        remove_job_sync reschedule_jobs reschedule_jobs_sync schema series series_sync stats stats_sync
-        sweep sweep_sync workers workers_sync
+        job_result job_result_sync known_crontabs known_crontabs_sync limits limits_sync list_jobs
+        list_jobs_sync many migrate migrate_sync pause pause_sync pauses pauses_sync pending_migrations
+        pending_migrations_sync permanently_fail_jobs permanently_fail_jobs_sync progress progress_sync
+        prune_history prune_history_sync remove_job remove_job_sync reschedule_jobs reschedule_jobs_sync
+        resume resume_sync schema series series_sync set_limit set_limit_sync stats stats_sync sweep
+        sweep_sync workers workers_sync
     """,
     "JobContext": """
         add_job add_job_sync add_jobs complete complete_sync connection cron deadline extend_deadline job

@@ -83,7 +83,7 @@ exception
 end
 $$;
 
-CREATE FUNCTION graphile_worker._private_python_exchange_v4(worker text, job_ids bigint[], job_locks timestamp with time zone[], queue_ids integer[], queue_locks timestamp with time zone[], completed integer, changes json, task_ids integer[], wanted integer, startable integer, run_length integer, queues_first boolean, forbidden_flags text[], as_of timestamp with time zone, mark_priority smallint, mark_run_at timestamp with time zone, mark_id bigint, after_queue integer, session bigint, careful boolean, left_out bigint[], flags_priority smallint DEFAULT NULL::smallint, flags_run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, flags_id bigint DEFAULT NULL::bigint, run_starts timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], run_durations real[] DEFAULT NULL::real[], run_details text[] DEFAULT NULL::text[]) RETURNS TABLE(kind text, id bigint, task_id integer, job_queue_id integer, queue_name text, payload text, priority smallint, run_at timestamp with time zone, attempts smallint, max_attempts smallint, last_error text, created_at timestamp with time zone, updated_at timestamp with time zone, key text, revision integer, flags text, locked_at timestamp with time zone, contended boolean, next_due timestamp with time zone, next_queue integer, cost double precision, withheld boolean)
+CREATE FUNCTION graphile_worker._private_python_exchange_v4(worker text, job_ids bigint[], job_locks timestamp with time zone[], queue_ids integer[], queue_locks timestamp with time zone[], completed integer, changes json, task_ids integer[], wanted integer, startable integer, run_length integer, queues_first boolean, forbidden_flags text[], as_of timestamp with time zone, mark_priority smallint, mark_run_at timestamp with time zone, mark_id bigint, after_queue integer, session bigint, careful boolean, left_out bigint[], flags_priority smallint DEFAULT NULL::smallint, flags_run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, flags_id bigint DEFAULT NULL::bigint, run_starts timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], run_durations real[] DEFAULT NULL::real[], run_details text[] DEFAULT NULL::text[], rooms integer[] DEFAULT NULL::integer[], task_limits integer[] DEFAULT NULL::integer[], limit_ids integer[] DEFAULT NULL::integer[], in_hand integer[] DEFAULT NULL::integer[]) RETURNS TABLE(kind text, id bigint, task_id integer, job_queue_id integer, queue_name text, payload text, priority smallint, run_at timestamp with time zone, attempts smallint, max_attempts smallint, last_error text, created_at timestamp with time zone, updated_at timestamp with time zone, key text, revision integer, flags text, locked_at timestamp with time zone, contended boolean, next_due timestamp with time zone, next_queue integer, cost double precision, withheld boolean)
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET jit TO 'off'
@@ -100,6 +100,7 @@ declare
   recorded bigint[] := '{}';
   recorded_locks timestamptz[] := '{}';
   kept integer[] := '{}';            -- queues that the worker holds, and may claim a job from now
+  paused integer[] := '{}';          -- queues of recorded jobs that are paused
   released integer[];
   spent integer[] := '{}';           -- queues from which this call claims nothing more
   claimed_queues integer[] := '{}';
@@ -164,6 +165,22 @@ declare
   refusals text[];
   refusal_states text[];
   refusal_origins text[];
+  all_tasks constant integer[] := task_ids;
+  task_rooms integer[] := rooms;  -- of all_tasks
+  limit_sizes integer[];          -- this and the following variables are parallel to limit_ids
+  limit_totals integer[];         -- sums of the shares of all workers
+  limit_shares integer[];         -- of this worker
+  limit_rooms integer[];
+  limit_wishes integer[];         -- how many jobs the worker could claim beyond its share
+  limit_starves boolean[];        -- whether another worker has no share, and waits
+  limit_waits boolean[];          -- whether a worker waited recently
+  limit_turns integer[];          -- ids of the limits whose rows this call has locked
+  used integer[];
+  claimed_task integer;
+  place integer;
+  share integer;
+  is_short boolean := false;      -- whether another call had locked a limit's row
+  is_trimmed boolean;
 begin
   -- The row is locked until the commit. A worker that connects again waits for the commit when it raises the
   -- generation, so it knows that none of its calls is still running. A call that arrives even later finds no row, and
@@ -221,11 +238,14 @@ begin
 
   if cardinality(job_ids) > 0 then
     if queue_ids is not null then
-      select coalesce(array_agg(queue.id), '{}') into kept
+      select coalesce(array_agg(queue.id) filter (where queue.is_kept), '{}'),
+          coalesce(array_agg(queue.id) filter (where not queue.is_kept), '{}')
+        into kept, paused
         from unnest(queue_ids, queue_locks) as given (id, locked_at)
         cross join lateral (
-          select queue.id from "graphile_worker"._private_job_queues as queue
-          where queue.id = given.id and queue.locked_by = worker and queue.locked_at = given.locked_at
+          select queue.id, queue.locked_by = worker as is_kept from "graphile_worker"._private_job_queues as queue
+          where queue.id = given.id
+            and (queue.locked_by = worker and queue.locked_at = given.locked_at or queue.locked_by = 'python:paused')
           for update skip locked
         ) as queue;
     end if;
@@ -233,7 +253,8 @@ begin
     recorded := null;
     if completed = 0 then
       recorded := '{}';
-    elsif queue_ids is null or cardinality(kept) = cardinality(array_remove(queue_ids, null)) then
+    elsif queue_ids is null
+        or cardinality(kept) + cardinality(paused) = cardinality(array_remove(queue_ids, null)) then
       -- The usual case: the worker holds the jobs and their queues. The jobs are deleted without being locked first, which
       -- would cost as much again. If another transaction has locked a job, or the worker no longer holds it, this is
       -- undone.
@@ -324,10 +345,12 @@ begin
           from "graphile_worker"._private_jobs as job
           where job.id = given.id and job.locked_by = worker and job.locked_at = given.locked_at
             -- Together with its queue, unless the worker no longer holds the queue.
-            and (given.queue_id is null or given.queue_id = any (kept) or not exists (
+            and (given.queue_id is null or given.queue_id = any (kept || paused) or not exists (
               select from "graphile_worker"._private_job_queues as queue
-              where queue.id = given.queue_id and queue.locked_by = worker
-                and queue.locked_at = given.queue_locked_at
+              where queue.id = given.queue_id and (
+                queue.locked_by = worker and queue.locked_at = given.queue_locked_at
+                or queue.locked_by = 'python:paused'
+              )
             ))
           for update skip locked
         ) as job;
@@ -356,10 +379,12 @@ begin
         cross join lateral (
           select job.id, job.attempts, job.run_at, job.payload from "graphile_worker"._private_jobs as job
           where job.id = change.id and job.locked_by = worker and job.locked_at = change.locked_at
-            and (change.queue_id is null or change.queue_id = any (kept) or not exists (
+            and (change.queue_id is null or change.queue_id = any (kept || paused) or not exists (
               select from "graphile_worker"._private_job_queues as queue
-              where queue.id = change.queue_id and queue.locked_by = worker
-                and queue.locked_at = change.queue_locked_at
+              where queue.id = change.queue_id and (
+                queue.locked_by = worker and queue.locked_at = change.queue_locked_at
+                or queue.locked_by = 'python:paused'
+              )
             ))
           for update skip locked
         ) as job
@@ -468,6 +493,20 @@ begin
           on held.id = any (array[given.id]) and held.locked_by = worker and held.locked_at = given.locked_at
         -- A job that was released and claimed again by this worker may be there twice.
         where (given.id, given.locked_at) not in (select * from unnest(recorded, recorded_locks));
+      if limit_ids is not null then
+        for claimed_task, count in
+          select held.task_id, count(*)
+          from unnest(job_ids, job_locks) as given (id, locked_at)
+          join "graphile_worker"._private_jobs as held
+            on held.id = any (array[given.id]) and held.locked_by = worker and held.locked_at = given.locked_at
+          group by held.task_id
+        loop
+          place := task_limits[array_position(all_tasks, claimed_task)];
+          if place is not null then
+            in_hand[place] := in_hand[place] + count;
+          end if;
+        end loop;
+      end if;
       -- The queue of a job that the worker still holds stays locked.
       select coalesce(array_agg(queue.id), '{}') into kept
         from unnest(kept) as queue (id)
@@ -481,6 +520,112 @@ begin
     end if;
   end if;
   released := kept;
+
+  -- Limits ------------------------------------------------------------------------------------------------------
+
+  if limit_ids is not null then
+    select
+        array_agg(coalesce(known.size, 1000000) order by given.place), array_agg(shared.total order by given.place),
+        array_agg(shared.own order by given.place), array_agg(known.waits order by given.place),
+        array_agg(known.starves order by given.place)
+      into limit_sizes, limit_totals, limit_shares, limit_waits, limit_starves
+      from unnest(limit_ids) with ordinality as given (id, place)
+      left join lateral (
+        select coalesce(known.concurrency_override, known.concurrency) as size,
+          known.wanted_at > clock_timestamp() - interval '10 seconds' as waits,
+          known.wanted_at > clock_timestamp() - interval '10 seconds' and known.wanted_by <> worker as starves
+        from "graphile_worker"._private_python_limits as known where known.id = any (array[given.id])
+      ) as known on true
+      cross join lateral (
+        select coalesce(sum(known.held), 0)::integer as total,
+          coalesce(sum(known.held) filter (where known.worker_id = worker), 0)::integer as own
+        from "graphile_worker"._private_python_shares as known where known.limit_id = any (array[given.id])
+      ) as shared;
+    for place in 1 .. cardinality(limit_ids) loop
+      -- If the limit was lowered, shares of ended jobs are given up until the sum fits.
+      limit_rooms[place] := least(startable, greatest(
+        0, limit_shares[place] - in_hand[place] - greatest(0, limit_totals[place] - limit_sizes[place])
+      ));
+      if limit_starves[place] and limit_totals[place] >= limit_sizes[place] then
+        limit_rooms[place] := 0;
+        limit_wishes[place] := 0;
+        continue;
+      end if;
+      limit_wishes[place] := least(missing, startable) - limit_rooms[place];
+      -- Only if a job is due, because an idle worker must not write. A few jobs of each kind are enough: the worker
+      -- looks again when it polls.
+      if limit_wishes[place] > 0 and not exists (
+        select
+        from unnest(all_tasks, task_limits) as task (id, limit_place)
+        cross join lateral (
+          (
+            select job.run_at from "graphile_worker"._private_jobs as job
+            where job.is_available and job.job_queue_id is null and job.flags is null and job.task_id = task.id
+            order by job.priority, job.run_at, job.id limit 10
+          )
+          union all
+          (
+            select job.run_at from "graphile_worker"._private_jobs as job
+            where job.is_available and job.job_queue_id is null and job.flags is not null and job.task_id = task.id
+            order by job.priority, job.run_at, job.id limit 10
+          )
+          union all
+          (
+            select job.run_at from "graphile_worker"._private_jobs as job
+            where job.is_available and job.job_queue_id is not null and job.task_id = task.id
+            order by job.priority, job.run_at, job.id limit 10
+          )
+        ) as job
+        where task.limit_place = place and job.run_at <= as_of
+      ) then
+        limit_wishes[place] := 0;
+      end if;
+    end loop;
+    if exists (
+      select from unnest(limit_wishes, limit_totals, limit_sizes) as known (wish, total, size)
+      where known.wish > 0 and known.total < known.size
+    ) then
+      limit_turns := array(
+        select known.id from "graphile_worker"._private_python_limits as known
+        where known.id = any (array(
+          select given.id from unnest(limit_ids, limit_wishes, limit_totals, limit_sizes) as given (id, wish, total, size)
+          where given.wish > 0 and given.total < given.size
+        ))
+        for update skip locked
+      );
+      for place in 1 .. cardinality(limit_ids) loop
+        continue when limit_wishes[place] <= 0 or limit_totals[place] >= limit_sizes[place];
+        if limit_ids[place] <> all (limit_turns) then
+          is_short := true;
+          continue;
+        end if;
+        -- In a statement after the one that locked the row, to see what other workers have committed until then.
+        select coalesce(sum(known.held), 0) into share
+          from "graphile_worker"._private_python_shares as known where known.limit_id = limit_ids[place];
+        share := least(limit_wishes[place], limit_sizes[place] - share);
+        if share > 0 then
+          limit_shares[place] := limit_shares[place] + share;
+          limit_rooms[place] := limit_rooms[place] + share;
+          insert into "graphile_worker"._private_python_shares (limit_id, worker_id, held)
+            values (limit_ids[place], worker, limit_shares[place])
+            on conflict (limit_id, worker_id) do update set held = excluded.held;
+        end if;
+      end loop;
+    end if;
+    used := limit_rooms;
+  end if;
+
+  if rooms is not null or limit_ids is not null then
+    task_ids := array(
+      select given.id
+      from unnest(all_tasks, task_rooms, task_limits) as given (id, room, limit_place)
+      where coalesce(given.room, 1) > 0 and coalesce(limit_rooms[given.limit_place], 1) > 0
+    );
+    if cardinality(task_ids) = 0 then
+      missing := 0;
+    end if;
+    queues_first := false;
+  end if;
 
   -- Claim -------------------------------------------------------------------------------------------------------
   --
@@ -951,6 +1096,10 @@ begin
       chosen_ids := '{}';
       quota_tasks := tasks_without_queue;
       quotas := array[missing];
+      if rooms is not null or limit_ids is not null then
+        place := array_position(all_tasks, abs(tasks_without_queue[1]));
+        quotas := array[least(missing, task_rooms[place], limit_rooms[task_limits[place]])];
+      end if;
       expected := 0;  -- there is only one source of jobs, so a second try would find no more
     elsif flagged_level is distinct from level and tasks_without_queue is null
         and cardinality(candidate_ids) <= missing then
@@ -1151,6 +1300,63 @@ begin
         into locked, locked_queues, expected, is_withheld
         from judged;
     end if;
+    is_trimmed := false;
+    if cardinality(locked) > 0 and (rooms is not null or limit_ids is not null) then
+      -- Jobs of one limit were chosen independently of each other. Those that have no room stay, with the jobs behind
+      -- them in their queues.
+      with ranked as (
+        select job.id, job.job_queue_id, job.run_at, task_rooms[given.place] as room,
+          limit_rooms[task_limits[given.place]] as limit_room,
+          row_number() over (partition by job.task_id order by job.run_at, job.id) as place_in_task,
+          row_number() over (partition by task_limits[given.place] order by job.run_at, job.id) as place_in_limit
+        from unnest(locked) as chosen (id)
+        join "graphile_worker"._private_jobs as job on job.id = any (array[chosen.id])
+        cross join lateral (select array_position(all_tasks, job.task_id) as place) as given
+      ), judged as (
+        select ranked.id, ranked.job_queue_id,
+          bool_or(
+            ranked.place_in_task > coalesce(ranked.room, 2147483647)
+            or ranked.place_in_limit > coalesce(ranked.limit_room, 2147483647)
+          ) over (
+            partition by coalesce(ranked.job_queue_id, -ranked.id) order by ranked.run_at, ranked.id
+          ) as stays
+        from ranked
+      )
+      select
+          coalesce(array_agg(judged.id) filter (where not judged.stays), '{}'),
+          coalesce(
+            array_agg(judged.job_queue_id) filter (where not judged.stays and judged.job_queue_id is not null), '{}'
+          ),
+          expected - count(*) filter (where judged.stays), coalesce(bool_or(judged.stays), false)
+        into locked, locked_queues, expected, is_trimmed
+        from judged;
+      for claimed_task, count in
+        select job.task_id, count(*)
+        from unnest(locked) as chosen (id)
+        join "graphile_worker"._private_jobs as job on job.id = any (array[chosen.id])
+        group by job.task_id
+      loop
+        place := array_position(all_tasks, claimed_task);
+        if task_rooms is not null then
+          task_rooms[place] := task_rooms[place] - count;
+        end if;
+        if task_limits[place] is not null then
+          limit_rooms[task_limits[place]] := limit_rooms[task_limits[place]] - count;
+        end if;
+      end loop;
+      task_ids := array(
+        select given.id
+        from unnest(all_tasks, task_rooms, task_limits) as given (id, room, limit_place)
+        where given.id = any (task_ids)
+          and coalesce(given.room, 1) > 0 and coalesce(limit_rooms[given.limit_place], 1) > 0
+      );
+      tasks_without_queue := array(
+        select given.id from unnest(tasks_without_queue) as given (id) where abs(given.id) = any (task_ids)
+      );
+      tasks_with_queue := array(
+        select given.id from unnest(tasks_with_queue) as given (id) where given.id = any (task_ids)
+      );
+    end if;
     claimed_queues := claimed_queues || locked_queues;
 
     if careful then
@@ -1207,7 +1413,7 @@ begin
     end if;
     get diagnostics count = row_count;
     missing := missing - count;
-    exit when missing = 0 or is_withheld;
+    exit when missing = 0 or is_withheld or cardinality(task_ids) = 0;
 
     tries := tries + 1;
     if count < expected and tries < 8 then
@@ -1249,7 +1455,7 @@ begin
         spent := spent || locked_queues;
       end if;
     end if;
-    continue when count < expected and tries < 8;
+    continue when is_trimmed or count < expected and tries < 8;
     passed_over := '{}';
     passed_tasks := '{}';
     tries := 0;
@@ -1317,6 +1523,44 @@ begin
     from_id := 0;
   end loop;
 
+  -- Shares ------------------------------------------------------------------------------------------------------
+
+  if limit_ids is not null then
+    for place in 1 .. cardinality(limit_ids) loop
+      share := in_hand[place] + used[place] - limit_rooms[place];
+      if share <> limit_shares[place] then
+        insert into "graphile_worker"._private_python_shares (limit_id, worker_id, held)
+          values (limit_ids[place], worker, share)
+          on conflict (limit_id, worker_id) do update set held = excluded.held;
+        if share < limit_shares[place] and limit_waits[place] then
+          perform pg_notify('jobs:insert', json_build_object('r', random())::text);
+        end if;
+      end if;
+      if limit_wishes[place] > 0 and used[place] = limit_rooms[place] and not is_short then
+        -- Nothing was claimed, although a job is due.
+        update "graphile_worker"._private_python_limits as known
+          set wanted_at = clock_timestamp(), wanted_by = case when share = 0 then worker else known.wanted_by end
+          where known.id = any (array(
+            select known.id from "graphile_worker"._private_python_limits as known
+            where known.id = limit_ids[place]
+              and (
+                known.wanted_at is null or known.wanted_at < clock_timestamp() - interval '1 second'
+                or known.wanted_by is null and share = 0
+              )
+            for update skip locked
+          ));
+      elsif used[place] > limit_rooms[place] and limit_waits[place] then
+        update "graphile_worker"._private_python_limits as known
+          set wanted_by = null
+          where known.id = any (array(
+            select known.id from "graphile_worker"._private_python_limits as known
+            where known.id = limit_ids[place] and known.wanted_by = worker
+            for update skip locked
+          ));
+      end if;
+    end loop;
+  end if;
+
   -- Queues ------------------------------------------------------------------------------------------------------
 
   if cardinality(refused) > 0 then
@@ -1366,12 +1610,129 @@ begin
     id := flags_id;
   end if;
   locked_at := now();
-  contended := is_contended and missing > 0 and not is_withheld;
+  contended := is_short or is_contended and missing > 0 and not is_withheld;
   next_due := case when due is not null then least(due, '9999-12-31 23:59:59+00') end;
   next_queue := queue_cursor;
   cost := extract(epoch from clock_timestamp() - started);
   withheld := is_withheld;
   return next;
+end
+$$;
+
+CREATE TABLE graphile_worker._private_python_pauses (
+    kind text NOT NULL,
+    name text NOT NULL,
+    paused_at timestamp with time zone NOT NULL,
+    until timestamp with time zone,
+    reason text,
+    paused_by text NOT NULL,
+    locked_by text,
+    locked_at timestamp with time zone,
+    CONSTRAINT _private_python_pauses_check CHECK (((name = ''::text) = (kind = 'all'::text))),
+    CONSTRAINT _private_python_pauses_kind_check CHECK ((kind = ANY (ARRAY['all'::text, 'task'::text, 'queue'::text])))
+);
+
+CREATE FUNCTION graphile_worker._private_python_pause(kind text, name text DEFAULT ''::text, until timestamp with time zone DEFAULT NULL::timestamp with time zone, reason text DEFAULT NULL::text, paused_by text DEFAULT (SESSION_USER)::text) RETURNS graphile_worker._private_python_pauses
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+declare
+  pause "graphile_worker"._private_python_pauses;
+  queue record;
+begin
+  insert into "graphile_worker"._private_python_pauses as known (kind, name, paused_at, until, reason, paused_by)
+    values (
+      _private_python_pause.kind, coalesce(_private_python_pause.name, ''), clock_timestamp(),
+      _private_python_pause.until, _private_python_pause.reason,
+      coalesce(_private_python_pause.paused_by, session_user::text)
+    )
+    on conflict (kind, name) do update
+      set until = excluded.until, reason = excluded.reason, paused_by = excluded.paused_by
+    returning known.* into pause;
+  while pause.kind = 'queue' loop
+    insert into "graphile_worker"._private_job_queues (queue_name)
+      select pause.name
+      where not exists (select from "graphile_worker"._private_job_queues as known where known.queue_name = pause.name)
+      on conflict do nothing;
+    select known.id, known.locked_by, known.locked_at into queue
+      from "graphile_worker"._private_job_queues as known where known.queue_name = pause.name for update;
+    continue when not found;  -- a cleanup has removed it
+    if queue.locked_by is distinct from 'python:paused' then
+      update "graphile_worker"._private_python_pauses as known
+        set locked_by = queue.locked_by, locked_at = queue.locked_at
+        where known.kind = pause.kind and known.name = pause.name;
+      update "graphile_worker"._private_job_queues as known
+        set locked_by = 'python:paused', locked_at = '9999-01-01 00:00:00+00'
+        where known.id = queue.id;
+    end if;
+    exit;
+  end loop;
+  perform pg_notify('_private_python_pause', '');
+  return pause;
+end
+$$;
+
+CREATE FUNCTION graphile_worker._private_python_resume(kind text, name text DEFAULT ''::text, expired boolean DEFAULT false) RETURNS text
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+declare
+  pause "graphile_worker"._private_python_pauses;
+  queue record;
+  holder record;
+  result text;
+begin
+  if expired then
+    select * into pause from "graphile_worker"._private_python_pauses as known
+      where known.kind = _private_python_resume.kind and known.name = _private_python_resume.name
+        and known.until <= clock_timestamp()
+      for update skip locked;
+    if not found then
+      return null;
+    end if;
+  else
+    select * into pause from "graphile_worker"._private_python_pauses as known
+      where known.kind = _private_python_resume.kind
+        and known.name = coalesce(_private_python_resume.name, '')
+      for update;
+  end if;
+  if pause.kind is not null then
+    delete from "graphile_worker"._private_python_pauses as known where known.kind = pause.kind and known.name = pause.name;
+    result := '';
+  end if;
+  if _private_python_resume.kind = 'queue' then
+    -- An exchange that records a job of the queue locks the queue's row too. So after this statement, either the job
+    -- is gone, or its worker finds the queue's lock given back and releases it together with the job.
+    select known.id, known.locked_by into queue
+      from "graphile_worker"._private_job_queues as known
+      where known.queue_name = _private_python_resume.name and known.locked_by = 'python:paused'
+      for update;
+    if found then
+      result := '';
+      -- No job of the queue was claimed since the pause began, so none runs if the queue was not locked then.
+      select job.locked_by,
+          case when job.locked_by = pause.locked_by then pause.locked_at else job.locked_at end as locked_at
+        into holder
+        from "graphile_worker"._private_jobs as job
+        where (pause.kind is null or pause.locked_by is not null)
+          and job.job_queue_id = queue.id and job.locked_at is not null
+        order by job.locked_at limit 1;
+      if found then
+        result := holder.locked_by;
+      end if;
+      update "graphile_worker"._private_job_queues as known
+        set locked_by = holder.locked_by, locked_at = holder.locked_at
+        where known.id = queue.id;
+    end if;
+  end if;
+  if result is not null then
+    perform pg_notify('_private_python_pause', '');
+    -- Also for workers in other languages.
+    perform pg_notify('jobs:insert', json_build_object('r', random())::text);
+  end if;
+  return result;
 end
 $$;
 
@@ -1835,6 +2196,27 @@ CREATE TABLE graphile_worker._private_python_flushes (
 )
 WITH (fillfactor='50');
 
+CREATE TABLE graphile_worker._private_python_limits (
+    id integer NOT NULL,
+    name text NOT NULL,
+    concurrency integer,
+    concurrency_override integer,
+    wanted_at timestamp with time zone,
+    wanted_by text,
+    CONSTRAINT _private_python_limits_concurrency_check CHECK ((concurrency > 0)),
+    CONSTRAINT _private_python_limits_concurrency_override_check CHECK ((concurrency_override >= 0))
+)
+WITH (fillfactor='50');
+
+ALTER TABLE graphile_worker._private_python_limits ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME graphile_worker._private_python_limits_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 CREATE TABLE graphile_worker._private_python_migrations (
     id integer NOT NULL,
     name text NOT NULL,
@@ -1900,6 +2282,13 @@ CREATE TABLE graphile_worker._private_python_sessions (
     generation bigint NOT NULL,
     connected_at timestamp with time zone DEFAULT now() NOT NULL
 );
+
+CREATE TABLE graphile_worker._private_python_shares (
+    limit_id integer NOT NULL,
+    worker_id text NOT NULL,
+    held integer NOT NULL
+)
+WITH (fillfactor='50');
 
 CREATE TABLE graphile_worker._private_python_statistics (
     period integer NOT NULL,
@@ -2006,14 +2395,26 @@ ALTER TABLE ONLY graphile_worker._private_python_failures
 ALTER TABLE ONLY graphile_worker._private_python_flushes
     ADD CONSTRAINT _private_python_flushes_pkey PRIMARY KEY (worker);
 
+ALTER TABLE ONLY graphile_worker._private_python_limits
+    ADD CONSTRAINT _private_python_limits_name_key UNIQUE (name);
+
+ALTER TABLE ONLY graphile_worker._private_python_limits
+    ADD CONSTRAINT _private_python_limits_pkey PRIMARY KEY (id);
+
 ALTER TABLE ONLY graphile_worker._private_python_migrations
     ADD CONSTRAINT _private_python_migrations_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY graphile_worker._private_python_pauses
+    ADD CONSTRAINT _private_python_pauses_pkey PRIMARY KEY (kind, name);
 
 ALTER TABLE ONLY graphile_worker._private_python_progress
     ADD CONSTRAINT _private_python_progress_pkey PRIMARY KEY (job_id);
 
 ALTER TABLE ONLY graphile_worker._private_python_sessions
     ADD CONSTRAINT _private_python_sessions_pkey PRIMARY KEY (worker_id);
+
+ALTER TABLE ONLY graphile_worker._private_python_shares
+    ADD CONSTRAINT _private_python_shares_pkey PRIMARY KEY (limit_id, worker_id);
 
 ALTER TABLE ONLY graphile_worker._private_python_statistics
     ADD CONSTRAINT _private_python_statistics_pkey PRIMARY KEY (period, at, task, worker);

@@ -70,6 +70,7 @@ from graphile_worker.job import (
     JobState as JobState,
     Progress as Progress,
 )
+from graphile_worker.limits import Limit as Limit, LimitState as LimitState, Pause as Pause
 from graphile_worker.middleware import Middleware as Middleware
 from graphile_worker.outcome import (
     Cancel as Cancel,

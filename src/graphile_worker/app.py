@@ -24,10 +24,12 @@ from graphile_worker.events.emitter import Events
 from graphile_worker.history import DEFAULT_KEEP_FOR
 from graphile_worker.middleware.base import check_middleware
 from graphile_worker.runner import DEFAULT_GRACE, check_option_names, run, run_once, wait_until_ended
+from graphile_worker.tasks import Task
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager
+    from datetime import datetime, timedelta
     from os import PathLike
 
     import asyncpg
@@ -43,10 +45,11 @@ if TYPE_CHECKING:
     from graphile_worker.cron import CronItem
     from graphile_worker.history import History, Keep
     from graphile_worker.job import AwaitedJob, Job, JobSpec, Progress
+    from graphile_worker.limits import Pause
     from graphile_worker.middleware import Middleware
     from graphile_worker.outcome import RunSummary
     from graphile_worker.runner import Runner
-    from graphile_worker.tasks import HandlerClass, Task
+    from graphile_worker.tasks import HandlerClass
 
     AnyTask: TypeAlias = Task[Any, Any, Any]
 
@@ -343,6 +346,37 @@ class App:
         """Cancel a job, even if it is running: see `WorkerUtils.cancel_job`."""
         return await self.utils.cancel_job(job_id, reason, connection=connection)
 
+    async def pause(
+        self,
+        *,
+        task: str | AnyTask | None = None,
+        queue: str | None = None,
+        until: datetime | timedelta | str | None = None,
+        reason: str | None = None,
+        paused_by: str | None = None,
+        connection: AnyConnection | None = None,
+    ) -> Pause:
+        """Pause a task, a serial queue, or everything: see `WorkerUtils.pause`."""
+        return await self.utils.pause(
+            task=task.identifier if isinstance(task, Task) else task,
+            queue=queue,
+            until=until,
+            reason=reason,
+            paused_by=paused_by,
+            connection=connection,
+        )
+
+    async def resume(
+        self,
+        *,
+        task: str | AnyTask | None = None,
+        queue: str | None = None,
+        connection: AnyConnection | None = None,
+    ) -> bool:
+        """End a pause: see `WorkerUtils.resume`."""
+        name = task.identifier if isinstance(task, Task) else task
+        return await self.utils.resume(task=name, queue=queue, connection=connection)
+
     def configure(self, **settings: Any) -> None:
         """Change settings of the app before it opens a connection.
 
@@ -506,6 +540,8 @@ class App:
     add_spec_sync = sync_twin(add_spec)
     _add_specs_sync = sync_twin(_add_specs, listed="specs")
     cancel_job_sync = sync_twin(cancel_job)
+    pause_sync = sync_twin(pause)
+    resume_sync = sync_twin(resume)
     _read_progress_sync = sync_twin(_read_progress)
     migrate_sync = sync_twin(migrate)
     run_once_sync = sync_twin(run_once)

@@ -35,6 +35,7 @@ from graphile_worker._tasks.options import (
     merge_job_options,
     read_executor,
     read_history_options,
+    read_limits,
     read_timeout,
     reject_queue_braces,
 )
@@ -329,6 +330,7 @@ class Task(Enqueuer[Q, V], Generic[P, Q, R, V]):
         self.history, self.keep_result = read_history_options(
             options.get("history"), options.get("keep_result")
         )
+        self.limit, self.worker_limit = read_limits(options.get("limit"), options.get("worker_limit"))
         expanded = expand_key_options(options)
         given: Any = {name: expanded.get(name) for name in JobOptions.__annotations__ if name != "timeout"}
         chosen: Any = {name: value for name, value in given.items() if value is not None}

@@ -11,6 +11,8 @@ from graphile_worker._base.checked_connection import CheckedConnection
 from graphile_worker._base.durations import seconds
 from graphile_worker._client.bulk import BulkOperations
 from graphile_worker._client.history import HistoryOperations
+from graphile_worker._client.limiting import LimitOperations
+from graphile_worker._client.pausing import PauseOperations
 from graphile_worker._client.statistics import StatisticsReader
 from graphile_worker._client.sync_twins import sync_twin
 from graphile_worker._db.connection.any_connection import run_own
@@ -70,7 +72,7 @@ class CleanupResult(NamedTuple):
     queues: int = 0
 
 
-class Administration(HistoryOperations, StatisticsReader):
+class Administration(HistoryOperations, LimitOperations, PauseOperations, StatisticsReader):
     """The part of `WorkerUtils` that manages existing jobs."""
 
     def __init__(self, session: Session, *, use_local_time: bool, require_transaction: bool = False) -> None:

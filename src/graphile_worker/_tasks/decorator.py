@@ -71,6 +71,9 @@ class TaskDecorator:
         history: Which attempts are kept in the history: ``"none"``, ``"failures"`` or ``"all"``. Default: as
             the app's. See docs/guides/history.md.
         keep_result: Whether the history keeps what the function returns. It implies ``history="all"``.
+        limit: A `Limit` on how many jobs run at once, across all Python workers; several tasks can share it.
+            See docs/guides/limits.md.
+        worker_limit: How many jobs of the task run at once in each worker.
 
     Example:
         >>> from graphile_worker import JobContext, task

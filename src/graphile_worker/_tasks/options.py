@@ -12,6 +12,7 @@ from graphile_worker._base.durations import Duration, accepts_one_argument, seco
 from graphile_worker.errors import ConfigurationError, InvalidJobError
 from graphile_worker.history import check_keep
 from graphile_worker.job import TIMEOUT_FLAG, Job, check_flags
+from graphile_worker.limits import Limit, check_concurrency
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,6 +70,8 @@ class TaskOptions(TypedDict, total=False):
     on_invalid_payload: OnInvalidPayload | None
     history: Keep | None
     keep_result: bool | None
+    limit: Limit | None
+    worker_limit: int | None
 
 
 def merge_job_options(options: JobOptions, overrides: JobOptions) -> JobOptions:
@@ -128,6 +131,18 @@ def read_executor(given: object, function: Any) -> ExecutorOption:
             "Declare a task with executor='process' at the top level of a module."
         )
     return "process" if given == "process" else None
+
+
+def read_limits(limit: object, worker_limit: object) -> tuple[Limit | None, int | None]:
+    """Check a task's `limit` and `worker_limit`."""
+    if limit is not None and not isinstance(limit, Limit):
+        raise ConfigurationError(
+            f"limit is {limit!r}; it must be a Limit, for example Limit('stripe', concurrency=10). "
+            "worker_limit takes an integer."
+        )
+    if worker_limit is not None:
+        check_concurrency("worker_limit", worker_limit, 1)
+    return limit, cast("int | None", worker_limit)
 
 
 def read_history_options(history: object, keep_result: object) -> tuple[Keep | None, bool | None]:

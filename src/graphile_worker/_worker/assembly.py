@@ -20,6 +20,7 @@ from graphile_worker._worker.claiming.claim_planner import ClaimPlanner
 from graphile_worker._worker.claiming.clock import Clock
 from graphile_worker._worker.claiming.exchange_client import ExchangeClient
 from graphile_worker._worker.claiming.forbidden_flags import ForbiddenFlags
+from graphile_worker._worker.claiming.named_limits import NamedLimits
 from graphile_worker._worker.claiming.outage import OutageLog
 from graphile_worker._worker.execution.abandoned_threads import AbandonedThreads
 from graphile_worker._worker.execution.attempts import AttemptRecorder
@@ -38,6 +39,7 @@ from graphile_worker._worker.maintenance.cancellations import Cancellations
 from graphile_worker._worker.maintenance.cron_scheduler import Scheduler
 from graphile_worker._worker.maintenance.history_partitions import HistoryPartitions
 from graphile_worker._worker.maintenance.notifier import Notifier
+from graphile_worker._worker.maintenance.pauses import Pauses
 from graphile_worker._worker.maintenance.progress_service import ProgressService
 from graphile_worker._worker.maintenance.queue_watch import QueueWatch
 from graphile_worker._worker.maintenance.stale_locks import StaleLocks
@@ -50,6 +52,7 @@ from graphile_worker.errors import ConfigurationError
 from graphile_worker.events import WorkerPool
 from graphile_worker.middleware import BlockedLoop
 from graphile_worker.middleware.attached import AttachedWorker
+from graphile_worker.tasks import task_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -84,6 +87,7 @@ class Parts:
     ) -> None:
         handlers = read_handlers(tasks, on_invalid_payload=options.on_invalid_payload)
         _check_task_leases(options, handlers)
+        self._limits = _read_limits(options, tasks)
         worker_id = f"python-{secrets.token_hex(_ID_BYTES)}"
         self._options, self._tasks = options, tasks
         self.logger = ScopedLogger(
@@ -104,6 +108,7 @@ class Parts:
         self.worker.on_saved = self._close_with_loop
         self._sweep_service = self._make_sweep_service()
         self._cancellations = self._make_cancellations()
+        self._pauses = self._make_pauses()
         self._scheduler = self._make_scheduler()
         self.notifier = self._make_notifier(on_migration)
         self.worker.is_notified = lambda: self.notifier.is_receiving
@@ -163,6 +168,7 @@ class Parts:
         services = (
             self.worker,
             self._cancellations,
+            self._pauses,
             self._scheduler,
             self._stale_locks,
             self._history,
@@ -177,7 +183,7 @@ class Parts:
     def _make_worker(self, handlers: Mapping[str, Handler]) -> Worker:
         options = self._options
         self._clock = clock = Clock(local=options.use_local_time)
-        exchange_client = ExchangeClient(self.session, self.pool.id, handlers)
+        exchange_client = ExchangeClient(self.session, self.pool.id, handlers, self._limits)
         completions = Completions(self.session, self.pool.id)
         completions.wait_for_renewal = exchange_client.wait_for_renewal
         self._attempts = AttemptRecorder(options.history, self._tasks, clock)
@@ -214,6 +220,7 @@ class Parts:
             lease_state=self._lease_state,
             logger=self.logger,
             tally=self._tally,
+            worker_limits=_read_worker_limits(self._tasks),
         )
         return Worker(
             pool=self.pool,
@@ -224,12 +231,14 @@ class Parts:
                 poll_interval=options.poll_interval,
                 prefetch=claimed_jobs.prefetch,
                 limiter=claimed_jobs.claim_limiter,
+                has_named_limits=bool(self._limits),
             ),
             lease_state=self._lease_state,
             flags=self._flags,
             clock=clock,
             outage_log=self._outage_log,
             logger=self.logger,
+            limits=self._limits,
         )
 
     def _make_fencing(self) -> Fencing:
@@ -255,6 +264,7 @@ class Parts:
             on_jobs=self.worker.notify,
             on_migration=on_migration,
             on_cancellation=self._cancellations.wake,
+            on_pause=self._pauses.wake,
             events=self._options.events,
             outage_log=self._outage_log,
             logger=self.logger,
@@ -268,6 +278,18 @@ class Parts:
             poll_interval=self._options.poll_interval,
             is_notified=lambda: self.notifier.is_receiving,
             last_exchange=lambda: self.worker.last_exchange_sent_at,
+            logger=self.logger,
+        )
+
+    def _make_pauses(self) -> Pauses:
+        return Pauses(
+            tasks=self.pool.tasks,
+            claimed_jobs=self._claimed_jobs,
+            session=self.session,
+            poll_interval=self._options.poll_interval,
+            is_notified=lambda: self.notifier.is_receiving,
+            turn=self._cancellations.turn,
+            on_resume=self.worker.notify,
             logger=self.logger,
         )
 
@@ -361,6 +383,7 @@ class Parts:
         await (
             self._cancellations.poll()
         )  # before the first claim: jobs may have been cancelled while no worker ran
+        await self._pauses.poll()
         if self._options.once:
             await self._stale_locks.unlock()
         self._job_log.connected(self.pool.id, self.pool.tasks)
@@ -374,6 +397,7 @@ class Parts:
         self.health.phase = "running"
         self.worker.start()
         self._cancellations.start()
+        self._pauses.start()
         self._progress.start()
         if self._statistics is not None:
             self._statistics.start()
@@ -422,6 +446,7 @@ class Parts:
         await self._cancellations.stop()
         if self._queue_watch is not None:
             await self._queue_watch.stop()
+        await self._pauses.stop()
         if self._sweep_service is not None and self.health.phase != "starting":
             with suppress(BackgroundThreadEndedError):  # the event loop is being closed
                 await self._background_thread.run(self._sweep_service.stop())
@@ -468,6 +493,30 @@ def _check_task_leases(options: WorkerOptions, handlers: Mapping[str, Handler]) 
     if unknown := options.task_leases.keys() - handlers.keys():
         names = ", ".join(sorted(map(str, unknown)))
         raise ConfigurationError(f"task_leases names tasks that this worker does not have: {names}.")
+
+
+def _read_limits(options: WorkerOptions, tasks: Tasks) -> NamedLimits:
+    limits = {
+        name: task.limit
+        for name, function in tasks.items()
+        if (task := task_of(function)) is not None and task.limit is not None
+    }
+    if limits and not options.recovery:
+        names = ", ".join(sorted(limits))
+        raise ConfigurationError(
+            f"These tasks have a limit, and recovery is off: {names}. Without recovery, the share of a dead "
+            "worker would never be free again. Remove recovery=False (--no-recovery), or use worker_limit "
+            "instead of limit."
+        )
+    return NamedLimits(limits)
+
+
+def _read_worker_limits(tasks: Tasks) -> dict[str, int]:
+    return {
+        name: task.worker_limit
+        for name, function in tasks.items()
+        if (task := task_of(function)) is not None and task.worker_limit is not None
+    }
 
 
 def _open_session(options: WorkerOptions, logger: ScopedLogger) -> Session:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from graphile_worker._worker.claiming.clock import Clock
     from graphile_worker._worker.claiming.exchange_client import ExchangeClient
     from graphile_worker._worker.claiming.forbidden_flags import ForbiddenFlags
+    from graphile_worker._worker.claiming.named_limits import NamedLimits
     from graphile_worker._worker.claiming.outage import OutageLog
     from graphile_worker._worker.execution.claimed_jobs import ClaimedJobs
     from graphile_worker._worker.liveness.lease_state import LeaseState
@@ -67,9 +68,11 @@ class Worker(Service):
         clock: Clock,
         outage_log: OutageLog,
         logger: ScopedLogger,
+        limits: NamedLimits,
     ) -> None:
         super().__init__(logger)
         self._pool = pool
+        self._limits = limits
         self._options = options
         self._exchange_client, self._lease_state, self._flags = exchange_client, lease_state, flags
         self._clock = clock
@@ -331,6 +334,9 @@ class Worker(Service):
     def _begin_exchange(self, request: ClaimRequest) -> PendingExchange:
         request, careful = self._refusals.prepare(request, retries=self._results.retries)
         results = self._results.take(self._refusals.limit)
+        if self._limits:
+            recorded = () if careful else [result.held for result in results]
+            request = replace(request, limits=self._limits.count(self._claimed.all, recorded))
         if request.wanted and self._events.wants(event.WorkerGetJobStart):
             self._events.emit(event.WorkerGetJobStart(worker=self._slots.any))
         answer = self._exchange_client.exchange(results, request, careful=careful)

@@ -22,6 +22,7 @@ from graphile_worker.cli import (
     list_jobs,
     maintenance,
     overview,
+    pausing,
     top,
     transfer_jobs,
     web,
@@ -50,6 +51,7 @@ _VERBS = (
     maintenance.cleanup, maintenance.migrate, transfer_jobs.export_jobs, transfer_jobs.import_jobs,
     doctor.doctor, exporter.exporter, init.init, top.top, history.history, history.failures,
     web.web,
+    pausing.pause, pausing.resume, pausing.pauses,
 )  # fmt: skip
 HEADINGS = {
     "Workers": ("run", "dev", "init", "health", "workers", "unlock", "sweep", "cron"),
@@ -61,6 +63,9 @@ HEADINGS = {
         "failures",
         "history",
         "queues",
+        "pause",
+        "resume",
+        "pauses",
         "cleanup",
         "migrate",
         "export",

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from graphile_worker.cli.settings import Value
     from graphile_worker.client import WorkerUtils
+    from graphile_worker.limits import Pause
     from graphile_worker.stats import QueueStats, RunningJob, Stats
     from graphile_worker.workers import WorkerInfo
 
@@ -114,7 +115,7 @@ async def _stats(settings: Mapping[str, Value], interval: float | None, *, as_js
             await _watch(utils, interval)
             return
         if interval is None:
-            _print_stats(await utils.stats(), as_json=as_json)
+            _print_stats(await _read_state(utils), as_json=as_json)
             return
         reported = ""
         async for found, error in _poll_stats(utils, interval):
@@ -126,17 +127,32 @@ async def _stats(settings: Mapping[str, Value], interval: float | None, *, as_js
             reported = error
 
 
-async def _poll_stats(utils: WorkerUtils, interval: float) -> AsyncIterator[tuple[Stats, str]]:
+class _State(NamedTuple):
+    stats: Stats
+    pauses: list[Pause]
+
+    @property
+    def paused(self) -> str:
+        """What is paused, in words; empty if nothing is."""
+        names = ", ".join(pause.subject for pause in self.pauses)
+        return names and f"Paused: {names}. See: graphile-worker pauses"
+
+
+async def _read_state(utils: WorkerUtils) -> _State:
+    return _State(await utils.stats(), await utils.pauses())
+
+
+async def _poll_stats(utils: WorkerUtils, interval: float) -> AsyncIterator[tuple[_State, str]]:
     """Yield the latest statistics, with the error message if they could not be refreshed.
 
     An error of the first query is raised.
     """
-    found, message = await utils.stats(), ""
+    found, message = await _read_state(utils), ""
     while True:
         yield found, message
         await asyncio.sleep(interval)
         try:
-            found, message = await utils.stats(), ""
+            found, message = await _read_state(utils), ""
         except GraphileWorkerError as error:
             message = str(error)
 
@@ -152,7 +168,9 @@ async def _watch(utils: WorkerUtils, interval: float) -> None:
             width, height = live.console.size
             status = f"{datetime.now().astimezone():%H:%M:%S}, every {interval:g} s. Press Ctrl-C to quit."
             footer = wrap_lines(error or status, width, "bold yellow" if error else "dim")
-            rows = table(_STATS, _rows(found, height - len(footer) - 1))
+            if found.pauses:
+                footer = [*wrap_lines(found.paused, width, "yellow"), *footer]
+            rows = table(_STATS, _rows(found.stats, height - len(footer) - 1))
             live.update(Group(rows, *footer), refresh=True)
 
 
@@ -167,13 +185,17 @@ def _rows(found: Stats, max_rows: int | None = None) -> list[_TaskRow]:
     return [*(_TaskRow(task, counts) for task, counts in tasks.items()), _TaskRow("(all)", found)]
 
 
-def _print_stats(found: Stats, *, as_json: bool) -> None:
+def _print_stats(found: _State, *, as_json: bool) -> None:
+    stats = found.stats
     if as_json:
-        tasks = {name: _counts(task) for name, task in found.tasks.items()}
-        print_object({**_counts(found), "tasks": tasks})
+        tasks = {name: _counts(task) for name, task in stats.tasks.items()}
+        pauses = [msgspec.structs.asdict(pause) for pause in found.pauses]
+        print_object({**_counts(stats), "tasks": tasks, "pauses": pauses})
         return
     with row_printer(_STATS, lambda _: {}, as_json=False) as rows:
-        rows.add(_rows(found))
+        rows.add(_rows(stats))
+    if found.pauses:
+        print_note(found.paused)
 
 
 def _counts(found: TaskStats) -> dict[str, object]:

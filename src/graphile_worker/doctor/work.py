@@ -7,9 +7,13 @@ import shlex
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from graphile_worker._base.durations import format_duration
 from graphile_worker._base.text import join_truncated, pluralize
+from graphile_worker._db.connection.any_connection import run_own
 from graphile_worker._db.queries import diagnostics, jobs, statistics, workers
+from graphile_worker._db.queries.pauses import listing_pauses
 from graphile_worker.doctor.finding import Finding, Level
 from graphile_worker.workers import MAX_TASK_NAMES_BYTES
 
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
 
     from graphile_worker._db.queries.diagnostics import Locks
     from graphile_worker.doctor.subject import Subject
+    from graphile_worker.limits import Pause
     from graphile_worker.workers import WorkerInfo
 
 _MIN_BACKLOG = 100
@@ -67,6 +72,27 @@ def _has_problem(worker: WorkerInfo) -> bool:
     if worker.state in {"starting", "stopping", "stopped"}:
         return False
     return worker.state != "ready" or worker.reason is not None
+
+
+async def check_pauses(subject: Subject) -> list[Finding]:
+    """Report what is paused, because its jobs wait."""
+    pauses = await subject.read(lambda connection: run_own(connection, listing_pauses(subject.schema)))
+    if not pauses:
+        return [Finding(check="pauses", level=Level.OK, message="Nothing is paused")]
+    now = await subject.read(lambda connection: jobs.read_now(connection, subject.schema))
+    return [_pause_finding(pause, (now - pause.paused_at).total_seconds()) for pause in pauses]
+
+
+def _pause_finding(pause: Pause, age: float) -> Finding:
+    message = f"Paused by {pause.paused_by} for {format_duration(age)}: {pause.subject}"
+    message += f" ({pause.reason})" if pause.reason else ""
+    advice = "" if pause.is_obeyed_by_all else "Node and Rust workers still run it. "
+    if pause.until is not None:
+        advice += f"The pause ends at {pause.until:%Y-%m-%d %H:%M} UTC, if a Python worker runs. "
+    flag = "--all" if pause.kind == "all" else f"--{pause.kind} {shlex.quote(pause.name)}"
+    advice += f"To end it now: graphile-worker resume {flag}"
+    details = msgspec.to_builtins(pause)
+    return Finding(check="pauses", level=Level.NOTE, message=message, advice=advice, details=details)
 
 
 async def check_queues(subject: Subject) -> list[Finding]:

@@ -113,7 +113,7 @@ class SingleJobWorker:
         allowance = self._claim_limiter.allow(1, ())
         if not allowance.wanted:
             return None
-        request = ClaimRequest(wanted=allowance.wanted, tasks=allowance.tasks)
+        request = ClaimRequest(wanted=allowance.wanted, rooms=allowance.rooms)
         until = monotonic() + _MAX_CLAIM_WAIT
         while True:
             reply = await self._exchange([], request)

@@ -137,6 +137,16 @@ class Position(NamedTuple):
     id: int
 
 
+class LimitCounts(NamedTuple):
+    """The named limits of a worker's tasks, and how many of their jobs it holds."""
+
+    ids: Sequence[int]
+    in_hand: Sequence[int]
+    """Parallel to `ids`: how many jobs the worker holds if the results of the exchange are recorded."""
+    places: Mapping[str, int]
+    """The place of each task's limit in `ids`, from 1 on."""
+
+
 class ClaimRequest(msgspec.Struct, frozen=True):
     """Which jobs to claim, and how many."""
 
@@ -155,7 +165,10 @@ class ClaimRequest(msgspec.Struct, frozen=True):
     tasks: Collection[str] | None = None
     """Claim only jobs of these tasks; None for all tasks of the worker."""
     partial: bool = False
-    """Whether another request could claim jobs of other tasks."""
+    """Whether another request could claim more jobs."""
+    rooms: Mapping[str, int] | None = None
+    """How many jobs may be claimed of tasks that are limited in this worker."""
+    limits: LimitCounts | None = None
     after_queue: int | None = 0
     """Where to continue visiting queues one by one, if jobs in locked queues hide others; None: not now."""
     left_out: Sequence[int] | None = None
@@ -166,6 +179,11 @@ class ClaimRequest(msgspec.Struct, frozen=True):
     """Whether exactly the jobs are wanted that notifications announced."""
     is_probably_filled: bool = False
     """Whether there probably are as many jobs as wanted. Then the reply need not tell about other jobs."""
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether limits hold for this exchange, so that only the function of the database can make it."""
+        return self.rooms is not None or self.limits is not None
 
 
 NOTHING = ClaimRequest()
@@ -302,6 +320,9 @@ async def exchange(
         fetch = partial(fetch_any_bytes, connection, statement, timeout=_timeout(connection))
     results = sorted(results, key=_is_changed) if any(map(_is_changed, results)) else results
     queued = any(result.queue for result in results)
+    claimable = {
+        task_id: task for task_id, task in tasks.items() if request.tasks is None or task in request.tasks
+    }
     rows = await fetch(
         worker_id,
         [result.held.job.id for result in results],
@@ -310,7 +331,7 @@ async def exchange(
         [result.queue and result.queue.locked_at for result in results] if queued else None,
         len(results) - sum(map(_is_changed, results)),
         as_changes(results, unicode=is_utf8(connection)),
-        [task_id for task_id, task in tasks.items() if request.tasks is None or task in request.tasks],
+        list(claimable),
         request.wanted,
         request.startable,
         request.run_length,
@@ -324,8 +345,26 @@ async def exchange(
         request.left_out,
         *(request.flags_after or (None, None, None)),
         *_as_attempts(results, unicode=is_utf8(connection)),
+        *_as_limits(request, claimable.values()),
     )
     return Answer(rows, worker_id, tasks, _newest_locks(results) if queued else {})
+
+
+def _as_limits(
+    request: ClaimRequest, tasks: Collection[str]
+) -> tuple[list[int | None] | None, list[int | None] | None, Sequence[int] | None, Sequence[int] | None]:
+    """Return the rooms and the places of the limits, parallel to the tasks; and the limits."""
+    rooms, limits = request.rooms, request.limits
+    if rooms is None and limits is None:
+        return None, None, None, None
+    return (
+        None if rooms is None else [rooms.get(task) for task in tasks],
+        *(
+            (None, None, None)
+            if limits is None
+            else ([limits.places.get(task) for task in tasks], limits.ids, limits.in_hand)
+        ),
+    )
 
 
 def _as_attempts(

@@ -48,7 +48,7 @@ async def prepare_small(connection: Connection, schema: Schema) -> SmallExchange
 
 def is_small(results: Sequence[Result], request: ClaimRequest) -> bool:
     """Return whether the plain statements can make the exchange."""
-    if len(results) > MOST_JOBS or request.wanted > MOST_JOBS:
+    if len(results) > MOST_JOBS or request.wanted > MOST_JOBS or request.has_limits:
         return False
     if request.wanted and not (
         request.is_probably_filled

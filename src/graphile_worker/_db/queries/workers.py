@@ -33,6 +33,7 @@ _SWEEP_STATEMENTS = (
     "record_released_jobs",
     "find_idle_queues",
     "release_queues",
+    "release_shares",
     "notify_jobs",
     "delete_dead_workers",
 )
@@ -271,7 +272,8 @@ async def release_locks(
             await settle(connection, schema)
         idle = [row["id"] for row in await connection.fetch(statements["find_idle_queues"], dead)]
         queues = await all_or_each(connection, schema, idle, release_queues)
-        if jobs.rows or queues.rows:
+        shares = await connection.fetch(statements["release_shares"], dead)
+        if jobs.rows or queues.rows or shares:
             await connection.execute(statements["notify_jobs"], len(jobs.rows) or 1)
         await connection.execute(statements["delete_dead_workers"], dead)
     return ReleasedLocks(

@@ -48,6 +48,7 @@ OWN_MIGRATIONS: Sequence[OwnMigration] = (
     OwnMigration(11, "statistics"),
     OwnMigration(12, "exchange"),
     OwnMigration(13, "dead_workers"),
+    OwnMigration(14, "limits"),
 )
 
 

@@ -234,7 +234,7 @@ select
     where job.job_queue_id = queue.id and job.is_available and job.run_at <= now()
   ) as waiting
 from {schema}._private_job_queues as queue
-where queue.locked_at is not null and not exists (
+where queue.locked_at is not null and queue.locked_by <> 'python:paused' and not exists (
   select from {schema}._private_jobs as job
   where job.job_queue_id = queue.id and job.locked_at is not null and job.locked_by = queue.locked_by
 )
@@ -248,7 +248,8 @@ select
 from (
   select locked_by, locked_at, true as is_job from {schema}._private_jobs where locked_at is not null
   union all
-  select locked_by, locked_at, false from {schema}._private_job_queues where locked_at is not null
+  select locked_by, locked_at, false from {schema}._private_job_queues
+  where locked_at is not null and locked_by <> 'python:paused'
 ) as locked
 group by locked_by
 order by seconds desc;

@@ -46,7 +46,7 @@ select id, identifier from {schema}._private_tasks where identifier {=} any ($1:
 -- name: exchange
 select * from {schema}._private_python_exchange_v4(
   $1, $2, $3, $4, $5, $6, $7::pg_catalog.text::pg_catalog.json, $8, $9, $10, $11, $12, $13,
-  coalesce($14, pg_catalog.now()), $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27
+  coalesce($14, pg_catalog.now()), $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31
 );
 
 -- name: read_locked_jobs
@@ -66,7 +66,13 @@ where job.locked_by = $1
 order by job.priority, job.run_at, job.id;
 
 -- name: read_locked_queues
-select id, locked_at from {schema}._private_job_queues where locked_by = $1;
+-- Includes the locks that paused queues had. They are given back if a job of the queue still runs when the pause ends.
+select id, locked_at from {schema}._private_job_queues where locked_by = $1
+union all
+select queue.id, pause.locked_at
+from {schema}._private_python_pauses as pause
+join {schema}._private_job_queues as queue on queue.queue_name = pause.name and queue.locked_by = 'python:paused'
+where pause.kind = 'queue' and pause.locked_by = $1;
 
 -- name: read_taken_jobs
 -- The jobs that a sweeper released after it had declared the worker dead.

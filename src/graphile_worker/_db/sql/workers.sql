@@ -227,6 +227,17 @@ update {schema}._private_job_queues as queue set locked_at = null, locked_by = n
 from free where queue.id = free.id
 returning queue.id;
 
+-- name: release_shares
+-- Of named limits, once the dead worker has no locked job any more. Then other workers may run as many jobs more.
+delete from {schema}._private_python_shares as share
+where (share.limit_id, share.worker_id) in (
+  select known.limit_id, known.worker_id from {schema}._private_python_shares as known
+  where known.worker_id = any ($1::text[])
+    and not exists (select from {schema}._private_jobs as job where job.locked_by = known.worker_id)
+  for update skip locked
+)
+returning share.worker_id;
+
 -- name: read_held_queues
 select id, queue_name, locked_by from {schema}._private_job_queues where locked_by = any ($1::text[]);
 
@@ -309,7 +320,8 @@ select
   from (
     select locked_by, true as is_job from {schema}._private_jobs where locked_by is not null
     union all
-    select locked_by, false from {schema}._private_job_queues where locked_by is not null
+    select locked_by, false from {schema}._private_job_queues
+    where locked_by is not null and locked_by {<>} 'python:paused'
   ) as locked
   group by locked_by
 

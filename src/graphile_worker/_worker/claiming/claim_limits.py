@@ -1,4 +1,4 @@
-"""`ClaimLimiter`: how many jobs of each task may be claimed, by middleware and abandoned threads."""
+"""`ClaimLimiter`: how many jobs of each task may be claimed, by pauses, limits and abandoned threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from graphile_worker.middleware import ConcurrencyLimits
 from graphile_worker.middleware.base import overriding
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from graphile_worker._base.logs import ScopedLogger
     from graphile_worker._db.queries.exchange import ClaimedJob
@@ -21,19 +21,14 @@ class ClaimAllowance(NamedTuple):
     """What may be claimed now."""
 
     wanted: int
-    tasks: Collection[str] | None = None
-    """None for all tasks."""
-    partial: bool = False
-    """Whether some tasks are left for the next claim."""
+    rooms: Mapping[str, int] | None = None
+    """How many jobs of limited tasks; None if no task is limited."""
 
 
 class ClaimLimiter:
-    """Limits claims by middleware, and claims no jobs of a task with too many abandoned threads.
+    """Limits claims by middleware and by the limits of tasks for each worker.
 
-    A claim has one limit for all its tasks. So if a task is limited to fewer jobs than the worker has room
-    for, claims alternate. One claims jobs of all tasks, with the smallest of their limits, and keeps the
-    order of all jobs. The other claims jobs of unlimited tasks only, so that a limited task does not slow
-    them down.
+    It claims no jobs of a task that is paused or has too many abandoned threads.
     """
 
     def __init__(
@@ -42,12 +37,15 @@ class ClaimLimiter:
         tasks: Sequence[str],
         logger: ScopedLogger,
         abandoned: AbandonedThreads,
+        worker_limits: Mapping[str, int] | None = None,
     ) -> None:
         self._middleware = overriding(middleware, "claim_limit")
         self._abandoned = abandoned
+        self._worker_limits = worker_limits or {}
         self._tasks = tasks
         self._logger = logger
-        self._unlimited_turn = False
+        self.paused: frozenset[str] = frozenset()
+        """Tasks of which no jobs may be claimed for now."""
         self._failed: set[Middleware] = set()
         for layer in self._middleware:
             if isinstance(layer, ConcurrencyLimits) and (unknown := layer.limits.keys() - set(tasks)):
@@ -58,27 +56,25 @@ class ClaimLimiter:
 
     def __bool__(self) -> bool:
         """Whether any limit may be in effect."""
-        return bool(self._middleware or self._abandoned.exhausted)
+        return bool(self._middleware or self._worker_limits or self.paused or self._abandoned.exhausted)
 
     def allow(self, wanted: int, claimed: Iterable[ClaimedJob]) -> ClaimAllowance:
-        """Return how many of `wanted` jobs may be claimed, and of which tasks."""
+        """Return how many of `wanted` jobs may be claimed, and how many of each task."""
         counts = Counter(job.job.task_identifier for job in claimed)
-        exhausted = self._abandoned.exhausted
+        exhausted = self.paused.union(self._abandoned.exhausted)
         limits = {
             task: 0 if task in exhausted else self._limit(task, counts[task], wanted) for task in self._tasks
         }
-        allowed = [task for task, limit in limits.items() if limit > 0]
-        unlimited = [task for task in allowed if limits[task] >= wanted]
-        if len(unlimited) == len(self._tasks):
+        rooms = {task: limit for task, limit in limits.items() if limit < wanted}
+        if not rooms:
             return ClaimAllowance(wanted)
-        if len(allowed) == len(unlimited):
-            return ClaimAllowance(wanted if allowed else 0, frozenset(allowed))
-        self._unlimited_turn = not self._unlimited_turn and bool(unlimited)
-        if self._unlimited_turn:
-            return ClaimAllowance(wanted, frozenset(unlimited), partial=True)
-        return ClaimAllowance(min(limits[task] for task in allowed), frozenset(allowed))
+        if len(rooms) == len(limits):
+            wanted = min(wanted, sum(rooms.values()))
+        return ClaimAllowance(wanted, rooms)
 
     def _limit(self, task: str, count: int, wanted: int) -> int:
+        if task in self._worker_limits:
+            wanted = min(wanted, max(0, self._worker_limits[task] - count))
         for layer in self._middleware:
             try:
                 limit = layer.claim_limit(task, count)

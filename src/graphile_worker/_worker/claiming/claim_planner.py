@@ -61,7 +61,8 @@ class ClaimPlanner:
     Args:
         poll_interval: Seconds between claims when there is no other reason for one.
         prefetch: Decides how many jobs to claim beyond the free slots; by default none.
-        limiter: Limits set by middleware.
+        limiter: Limits of this worker.
+        has_named_limits: Whether tasks have limits that hold across workers.
         clock: The time in seconds.
     """
 
@@ -71,11 +72,13 @@ class ClaimPlanner:
         poll_interval: float,
         prefetch: Prefetch | None = None,
         limiter: ClaimLimiter | None = None,
+        has_named_limits: bool = False,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._poll_interval = poll_interval
         self._prefetch = prefetch or FixedPrefetch(0)
         self._limiter = limiter
+        self._has_named_limits = has_named_limits
         self._clock = clock
         self._stopped = False
         self._prefetch_paused = False
@@ -159,7 +162,7 @@ class ClaimPlanner:
     @property
     def is_predictable(self) -> bool:
         """Whether the next claim can be planned before the reply to the last one is read."""
-        return self._ahead > 0 and not self._limiter and not self.is_slow
+        return self._ahead > 0 and not self.has_limits and not self.is_slow
 
     def wants_jobs(self, capacity: Capacity, *, eager: bool, incoming: int = 0) -> bool:
         """Return whether to claim now."""
@@ -168,7 +171,7 @@ class ClaimPlanner:
     @property
     def has_limits(self) -> bool:
         """Whether a job that ends may allow more jobs to be claimed."""
-        return bool(self._limiter)
+        return bool(self._limiter) or self._has_named_limits
 
     def plan(
         self,
@@ -206,9 +209,9 @@ class ClaimPlanner:
         as_notified = not (eager or incoming or is_due) and 0 < notified <= wanted
         if as_notified:
             wanted = notified  # a larger claim takes longer, and the jobs in it wait for that
-        tasks, partial = None, False
+        rooms = None
         if self._limiter:
-            wanted, tasks, partial = self._limiter.allow(wanted, claimed)
+            wanted, rooms = self._limiter.allow(wanted, claimed)
             as_notified = False  # it may allow fewer, or only jobs of some tasks
             self.is_blocked = wanted <= 0
             if self.is_blocked:
@@ -218,8 +221,7 @@ class ClaimPlanner:
             wanted=wanted,
             as_notified=as_notified,
             is_probably_filled=(as_notified or self._was_full) and self._clock() >= self._partial_until,
-            tasks=tasks,
-            partial=partial,
+            rooms=rooms,
             run_length=min(run_length, wanted),
             startable=max(for_slots, 0) if ahead else None,
             queues_first=has_results and self._clock() - self._last_search < _VISIT_INTERVAL,

@@ -24,6 +24,7 @@ from graphile_worker._db.connection.error_mapping import (
 )
 from graphile_worker._db.connection.session_settings import own_transaction
 from graphile_worker._db.queries import exchange as database
+from graphile_worker._db.queries.limits import end_shares, register_limits
 from graphile_worker._db.queries.small_exchange import is_small, prepare_small, small_exchange
 from graphile_worker._db.queries.workers import hold_session
 from graphile_worker._worker.claiming.outage import OutageError
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
         Result,
     )
     from graphile_worker._db.queries.small_exchange import SmallExchange
+    from graphile_worker._worker.claiming.named_limits import NamedLimits
     from graphile_worker.events import WorkerPool
     from graphile_worker.events.emitter import Events
 
@@ -88,10 +90,13 @@ def emit_exchange(events: Events, pool: WorkerPool, exchange: PendingExchange, r
 class ExchangeClient:
     """Makes a worker's exchanges on a dedicated connection."""
 
-    def __init__(self, session: Session, worker_id: str, identifiers: Iterable[str]) -> None:
+    def __init__(
+        self, session: Session, worker_id: str, identifiers: Iterable[str], limits: NamedLimits
+    ) -> None:
         self._session = session
         self._worker_id = worker_id
         self._identifiers = list(identifiers)
+        self._limits = limits
         self._tasks: dict[int, str] = {}
         self._connection: Connection | None = None
         self._backend: Backend | None = None
@@ -119,6 +124,10 @@ class ExchangeClient:
                     await database.end_backend(connection, schema, self._backend)
                 self._backend = await database.identify_backend(connection, schema)
                 self._tasks = await database.register_tasks(connection, schema, self._identifiers)
+                if self._limits:
+                    self._limits.ids = await register_limits(
+                        connection, schema, self._limits.declared.values()
+                    )
                 self.holds_session = self._backend is not None and await hold_session(
                     connection, schema, self._worker_id
                 )
@@ -181,6 +190,8 @@ class ExchangeClient:
         """
         with suppress(OutageError, GraphileWorkerError, TimeoutError):
             async with asyncio.timeout(_LEAVE_TIMEOUT):
+                if self._limits:
+                    await self._request(lambda on: end_shares(on, self._session.schema, self._worker_id))
                 await self._request(
                     lambda on: database.end_session(
                         on, self._session.schema, self._worker_id, self._generation

@@ -18,7 +18,7 @@ from graphile_worker._worker.execution.slots import Slots
 from graphile_worker.outcome import Cancelled, Completed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
     from graphile_worker._base.logs import ScopedLogger
@@ -45,6 +45,7 @@ class ClaimedJobs:
         lease_state: The state of the worker's lease.
         logger: The worker's logger.
         tally: Counts recorded outcomes for the statistics; None if there are none.
+        worker_limits: How many jobs of a task the worker may have at once.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class ClaimedJobs:
         lease_state: LeaseState,
         logger: ScopedLogger,
         tally: Tally | None = None,
+        worker_limits: Mapping[str, int] | None = None,
     ) -> None:
         self._pool = pool
         self._options = options
@@ -72,7 +74,9 @@ class ClaimedJobs:
         self.prefetch = _choose_prefetch(options)
         self.slots = Slots(pool, options.concurrency, executor, options.events, self._end_run, tally)
         self.results = Results()
-        self.claim_limiter = ClaimLimiter(options.middleware, pool.tasks, logger, executor.abandoned)
+        self.claim_limiter = ClaimLimiter(
+            options.middleware, pool.tasks, logger, executor.abandoned, worker_limits
+        )
         self._released = self._starting = False
         self.fenced = False
         """Whether the worker has given up its jobs, because other workers may claim them."""
@@ -209,6 +213,15 @@ class ClaimedJobs:
     def return_prefetched(self) -> None:
         """Return all prefetched jobs to the database, because their task may not run for now."""
         self.results.add(self.local_queue.give_back("RELEASED"))
+
+    def pause(self, tasks: frozenset[str], queues: frozenset[str]) -> None:
+        """Claim no jobs of paused tasks, and return prefetched jobs that are paused. No more is paused."""
+        self.claim_limiter.paused = tasks
+        if any(
+            claimed.job.task_identifier in tasks or claimed.job.queue_name in queues
+            for claimed in self.local_queue
+        ):
+            self.return_prefetched()
 
     def cancel(self, claimed: ClaimedJob, choice: Cancel) -> None:
         """Cancel a job. If it has already ended, its outcome stands."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,8 @@ class Cancellations(Service):
         self._seen_exchange: float | None = None
         self._notified = False
         self._due = 0.0
+        self.turn = asyncio.Lock()
+        """Held during a read. Other services that read after each notification share its connection."""
 
     def wake(self) -> None:
         """Read the requests now, because jobs may have been cancelled."""
@@ -88,7 +91,8 @@ class Cancellations(Service):
     async def poll(self) -> None:
         """Read the requests, cancel their jobs, and compute when to read again."""
         self._seen_exchange = self._last_exchange()
-        self._due = monotonic() + await self._settle()
+        async with self.turn:
+            self._due = monotonic() + await self._settle()
 
     async def _settle(self) -> float:
         requests = await self._session.call(lambda on: settle(on, self._session.schema))

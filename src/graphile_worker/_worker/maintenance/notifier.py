@@ -19,6 +19,7 @@ from graphile_worker._db.connection.error_mapping import message_of
 from graphile_worker._db.connection.listen import Listener, listening
 from graphile_worker._db.queries import exchange as database
 from graphile_worker._db.queries.cancellations import CHANNEL as _CANCELLATION
+from graphile_worker._db.queries.pauses import CHANNEL as _PAUSE
 from graphile_worker._worker.service import Service, pause_after
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class Notifier(Service):
         on_jobs: Called when there may be new jobs, with their number if it is known.
         on_migration: Called when a migration may have changed the schema.
         on_cancellation: Called when jobs may have been cancelled, or when notifications no longer arrive.
+        on_pause: Called when something may have been paused or resumed, or when notifications no longer
+            arrive.
         events: The event emitter.
         outage_log: Logs an outage once.
         logger: The worker's logger.
@@ -81,6 +84,7 @@ class Notifier(Service):
         on_jobs: Callable[[int | None], None],
         on_migration: Callable[[], None],
         on_cancellation: Callable[[], None],
+        on_pause: Callable[[], None],
         events: Events,
         outage_log: OutageLog,
         logger: ScopedLogger,
@@ -94,6 +98,7 @@ class Notifier(Service):
         self._on_jobs = on_jobs
         self._on_migration = on_migration
         self._on_cancellation = on_cancellation
+        self._on_pause = on_pause
         self._events = events
         self._probe = f"graphile-worker:{pool.id}"
         self._probe_arrived = asyncio.Event()
@@ -118,7 +123,7 @@ class Notifier(Service):
         self._events.emit(event.PoolListenConnecting(worker_pool=self._pool, attempts=self._attempts))
         self._has_received = False
         client = None
-        channels = (_NEW_JOBS, _MIGRATION, _CANCELLATION, self._probe)
+        channels = (_NEW_JOBS, _MIGRATION, _CANCELLATION, _PAUSE, self._probe)
         try:
             async with listening(self._listen_on, channels, self._on_notification) as listener:
                 self._listener, client = listener, listener.connection
@@ -130,11 +135,13 @@ class Notifier(Service):
                     self._on_jobs(None)
                     self._on_migration()
                     self._on_cancellation()
+                    self._on_pause()
                     self.first_attempt.set()
                     await self._keep_probing(listener)
                 finally:
                     self._listener = None
                     self._on_cancellation()
+                    self._on_pause()
                     self._events.emit(
                         event.PoolListenRelease(worker_pool=self._pool, client=listener.connection)
                     )
@@ -206,6 +213,8 @@ class Notifier(Service):
         elif channel == _CANCELLATION:
             if message == self._session.schema.name:
                 self._on_cancellation()
+        elif channel == _PAUSE:
+            self._on_pause()
         else:
             count = _job_count(message)
             if count is None or count > 0:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from graphile_worker.client import WorkerUtils
+    from graphile_worker.limits import Pause
     from graphile_worker.stats import FailedJob, QueueStats, RunningJob, Stats, Writes
     from graphile_worker.workers import WorkerInfo
 
@@ -30,6 +31,7 @@ class Snapshot:
     workers: Sequence[WorkerInfo]
     failures: Sequence[FailedJob]
     writes: Writes
+    pauses: Sequence[Pause] = ()
     added: float | None = None
     """Jobs added per second since the previous snapshot; None for the first."""
     removed: float | None = None
@@ -51,6 +53,7 @@ async def take_snapshot(utils: WorkerUtils, previous: Snapshot | None) -> Snapsh
     workers = await utils.workers(include_locks=False)
     failures = await utils.many.failures()
     writes = await utils.many.writes()
+    pauses = await utils.pauses()
     snapshot = Snapshot(
         at=datetime.now(UTC),
         duration=monotonic() - started,
@@ -60,6 +63,7 @@ async def take_snapshot(utils: WorkerUtils, previous: Snapshot | None) -> Snapsh
         workers=workers,
         failures=failures,
         writes=writes,
+        pauses=pauses,
     )
     if previous is None or writes.at <= previous.writes.at:
         return snapshot

@@ -175,6 +175,9 @@ class View:
             counts.append(Text(f"oldest due {times.format_relative(snapshot.stats.oldest_due)}"))
         for label, rate in (("added", snapshot.added), ("done", snapshot.removed)):
             counts.append(Text(f"{label} {'…' if rate is None else f'{rate:,.1f}/s'}"))
+        if snapshot.pauses:
+            paused = ", ".join(pause.subject for pause in snapshot.pauses)
+            counts.insert(0, Text(f"paused: {paused}", style="bold yellow"))
         return [
             *pack_lines([title, Text(refresh, style="dim")], width, gap=3, max_lines=max_lines),
             *pack_lines(counts, width, gap=3, max_lines=max_lines),

@@ -11,12 +11,26 @@
 --   in one case within a millisecond, is reported as busy, or left for the next call.
 -- * Claim only locked rows, and check every condition on the version that was locked. Lock a queue before its jobs.
 -- * A worker that was declared dead claims nothing: sweepers release what is locked under its name.
+-- * A pause replaces the lock of a queue, and the end of the pause may give the lock back. So a job of a paused queue is
+--   recorded only while its queue's row is locked too: see 014_limits.sql.
 --
 -- The reply has a row for each claimed job, without a kind. A finished job that was not recorded has a row of kind
 -- 'busy' (still held: try again), 'lost' (no longer held) or 'refused' (still held, see below). Then follows a row of
 -- kind 'unclaimable' for each job that cannot be claimed (see below), a row of kind 'queue' with the name of each queue
 -- that was locked or released, and last a row of kind 'end' with the results of the search for jobs. Its priority, run_at
 -- and id are the next call's flags_priority, flags_run_at and flags_id.
+--
+-- How many jobs run at once is limited in two ways. `rooms` has the number of jobs that the worker may claim of each
+-- task. A named limit holds across workers: each worker has a share of it, and the shares never add up to more than the
+-- limit. A worker runs no more jobs than its share.
+--
+-- * Shares are levelled, not counted up and down: the worker passes how many jobs it holds, and its share is set to
+--   that number and what it claims here. So nothing leaks.
+-- * A share grows only while the limit's row is locked, and the sum is read in a later statement. It shrinks without a
+--   lock: other workers then see a sum that is too high for a moment.
+-- * A worker whose share is too small, and which finds the limit's row locked, claims what it may and tries again.
+-- * While a worker has no share at all although jobs are due for it, other workers give shares up as their jobs end.
+-- * A sweep removes the shares of a dead worker together with its locks.
 --
 -- A user's constraint or trigger may reject the change to one job, and then the whole call fails. The worker repeats
 -- the call with `careful`: each job gets its own subtransaction. The reply names each rejected job, with the message as
@@ -98,7 +112,12 @@ create or replace function {schema}._private_python_exchange_v4(
   -- or details: {result, no_result, payload, keep_payload, key, attempt, called}.
   run_starts timestamptz[] default null,
   run_durations real[] default null,
-  run_details text[] default null
+  run_details text[] default null,
+  -- Parallel to task_ids, null for none: how many jobs may be claimed, and the place of the task's limit in limit_ids.
+  rooms integer[] default null,
+  task_limits integer[] default null,
+  limit_ids integer[] default null,
+  in_hand integer[] default null  -- how many jobs of each limit the worker holds if all finished jobs are recorded
 ) returns table (
   kind text,
   id bigint,
@@ -138,6 +157,7 @@ declare
   recorded bigint[] := '{}';
   recorded_locks timestamptz[] := '{}';
   kept integer[] := '{}';            -- queues that the worker holds, and may claim a job from now
+  paused integer[] := '{}';          -- queues of recorded jobs that are paused
   released integer[];
   spent integer[] := '{}';           -- queues from which this call claims nothing more
   claimed_queues integer[] := '{}';
@@ -202,6 +222,22 @@ declare
   refusals text[];
   refusal_states text[];
   refusal_origins text[];
+  all_tasks constant integer[] := task_ids;
+  task_rooms integer[] := rooms;  -- of all_tasks
+  limit_sizes integer[];          -- this and the following variables are parallel to limit_ids
+  limit_totals integer[];         -- sums of the shares of all workers
+  limit_shares integer[];         -- of this worker
+  limit_rooms integer[];
+  limit_wishes integer[];         -- how many jobs the worker could claim beyond its share
+  limit_starves boolean[];        -- whether another worker has no share, and waits
+  limit_waits boolean[];          -- whether a worker waited recently
+  limit_turns integer[];          -- ids of the limits whose rows this call has locked
+  used integer[];
+  claimed_task integer;
+  place integer;
+  share integer;
+  is_short boolean := false;      -- whether another call had locked a limit's row
+  is_trimmed boolean;
 begin
   -- The row is locked until the commit. A worker that connects again waits for the commit when it raises the
   -- generation, so it knows that none of its calls is still running. A call that arrives even later finds no row, and
@@ -259,11 +295,14 @@ begin
 
   if cardinality(job_ids) > 0 then
     if queue_ids is not null then
-      select coalesce(array_agg(queue.id), '{}') into kept
+      select coalesce(array_agg(queue.id) filter (where queue.is_kept), '{}'),
+          coalesce(array_agg(queue.id) filter (where not queue.is_kept), '{}')
+        into kept, paused
         from unnest(queue_ids, queue_locks) as given (id, locked_at)
         cross join lateral (
-          select queue.id from {schema}._private_job_queues as queue
-          where queue.id = given.id and queue.locked_by = worker and queue.locked_at = given.locked_at
+          select queue.id, queue.locked_by = worker as is_kept from {schema}._private_job_queues as queue
+          where queue.id = given.id
+            and (queue.locked_by = worker and queue.locked_at = given.locked_at or queue.locked_by = 'python:paused')
           for update skip locked
         ) as queue;
     end if;
@@ -271,7 +310,8 @@ begin
     recorded := null;
     if completed = 0 then
       recorded := '{}';
-    elsif queue_ids is null or cardinality(kept) = cardinality(array_remove(queue_ids, null)) then
+    elsif queue_ids is null
+        or cardinality(kept) + cardinality(paused) = cardinality(array_remove(queue_ids, null)) then
       -- The usual case: the worker holds the jobs and their queues. The jobs are deleted without being locked first, which
       -- would cost as much again. If another transaction has locked a job, or the worker no longer holds it, this is
       -- undone.
@@ -362,10 +402,12 @@ begin
           from {schema}._private_jobs as job
           where job.id = given.id and job.locked_by = worker and job.locked_at = given.locked_at
             -- Together with its queue, unless the worker no longer holds the queue.
-            and (given.queue_id is null or given.queue_id = any (kept) or not exists (
+            and (given.queue_id is null or given.queue_id = any (kept || paused) or not exists (
               select from {schema}._private_job_queues as queue
-              where queue.id = given.queue_id and queue.locked_by = worker
-                and queue.locked_at = given.queue_locked_at
+              where queue.id = given.queue_id and (
+                queue.locked_by = worker and queue.locked_at = given.queue_locked_at
+                or queue.locked_by = 'python:paused'
+              )
             ))
           for update skip locked
         ) as job;
@@ -394,10 +436,12 @@ begin
         cross join lateral (
           select job.id, job.attempts, job.run_at, job.payload from {schema}._private_jobs as job
           where job.id = change.id and job.locked_by = worker and job.locked_at = change.locked_at
-            and (change.queue_id is null or change.queue_id = any (kept) or not exists (
+            and (change.queue_id is null or change.queue_id = any (kept || paused) or not exists (
               select from {schema}._private_job_queues as queue
-              where queue.id = change.queue_id and queue.locked_by = worker
-                and queue.locked_at = change.queue_locked_at
+              where queue.id = change.queue_id and (
+                queue.locked_by = worker and queue.locked_at = change.queue_locked_at
+                or queue.locked_by = 'python:paused'
+              )
             ))
           for update skip locked
         ) as job
@@ -506,6 +550,20 @@ begin
           on held.id = any (array[given.id]) and held.locked_by = worker and held.locked_at = given.locked_at
         -- A job that was released and claimed again by this worker may be there twice.
         where (given.id, given.locked_at) not in (select * from unnest(recorded, recorded_locks));
+      if limit_ids is not null then
+        for claimed_task, count in
+          select held.task_id, count(*)
+          from unnest(job_ids, job_locks) as given (id, locked_at)
+          join {schema}._private_jobs as held
+            on held.id = any (array[given.id]) and held.locked_by = worker and held.locked_at = given.locked_at
+          group by held.task_id
+        loop
+          place := task_limits[array_position(all_tasks, claimed_task)];
+          if place is not null then
+            in_hand[place] := in_hand[place] + count;
+          end if;
+        end loop;
+      end if;
       -- The queue of a job that the worker still holds stays locked.
       select coalesce(array_agg(queue.id), '{}') into kept
         from unnest(kept) as queue (id)
@@ -519,6 +577,112 @@ begin
     end if;
   end if;
   released := kept;
+
+  -- Limits ------------------------------------------------------------------------------------------------------
+
+  if limit_ids is not null then
+    select
+        array_agg(coalesce(known.size, 1000000) order by given.place), array_agg(shared.total order by given.place),
+        array_agg(shared.own order by given.place), array_agg(known.waits order by given.place),
+        array_agg(known.starves order by given.place)
+      into limit_sizes, limit_totals, limit_shares, limit_waits, limit_starves
+      from unnest(limit_ids) with ordinality as given (id, place)
+      left join lateral (
+        select coalesce(known.concurrency_override, known.concurrency) as size,
+          known.wanted_at > clock_timestamp() - interval '10 seconds' as waits,
+          known.wanted_at > clock_timestamp() - interval '10 seconds' and known.wanted_by <> worker as starves
+        from {schema}._private_python_limits as known where known.id = any (array[given.id])
+      ) as known on true
+      cross join lateral (
+        select coalesce(sum(known.held), 0)::integer as total,
+          coalesce(sum(known.held) filter (where known.worker_id = worker), 0)::integer as own
+        from {schema}._private_python_shares as known where known.limit_id = any (array[given.id])
+      ) as shared;
+    for place in 1 .. cardinality(limit_ids) loop
+      -- If the limit was lowered, shares of ended jobs are given up until the sum fits.
+      limit_rooms[place] := least(startable, greatest(
+        0, limit_shares[place] - in_hand[place] - greatest(0, limit_totals[place] - limit_sizes[place])
+      ));
+      if limit_starves[place] and limit_totals[place] >= limit_sizes[place] then
+        limit_rooms[place] := 0;
+        limit_wishes[place] := 0;
+        continue;
+      end if;
+      limit_wishes[place] := least(missing, startable) - limit_rooms[place];
+      -- Only if a job is due, because an idle worker must not write. A few jobs of each kind are enough: the worker
+      -- looks again when it polls.
+      if limit_wishes[place] > 0 and not exists (
+        select
+        from unnest(all_tasks, task_limits) as task (id, limit_place)
+        cross join lateral (
+          (
+            select job.run_at from {schema}._private_jobs as job
+            where job.is_available and job.job_queue_id is null and job.flags is null and job.task_id = task.id
+            order by job.priority, job.run_at, job.id limit 10
+          )
+          union all
+          (
+            select job.run_at from {schema}._private_jobs as job
+            where job.is_available and job.job_queue_id is null and job.flags is not null and job.task_id = task.id
+            order by job.priority, job.run_at, job.id limit 10
+          )
+          union all
+          (
+            select job.run_at from {schema}._private_jobs as job
+            where job.is_available and job.job_queue_id is not null and job.task_id = task.id
+            order by job.priority, job.run_at, job.id limit 10
+          )
+        ) as job
+        where task.limit_place = place and job.run_at <= as_of
+      ) then
+        limit_wishes[place] := 0;
+      end if;
+    end loop;
+    if exists (
+      select from unnest(limit_wishes, limit_totals, limit_sizes) as known (wish, total, size)
+      where known.wish > 0 and known.total < known.size
+    ) then
+      limit_turns := array(
+        select known.id from {schema}._private_python_limits as known
+        where known.id = any (array(
+          select given.id from unnest(limit_ids, limit_wishes, limit_totals, limit_sizes) as given (id, wish, total, size)
+          where given.wish > 0 and given.total < given.size
+        ))
+        for update skip locked
+      );
+      for place in 1 .. cardinality(limit_ids) loop
+        continue when limit_wishes[place] <= 0 or limit_totals[place] >= limit_sizes[place];
+        if limit_ids[place] <> all (limit_turns) then
+          is_short := true;
+          continue;
+        end if;
+        -- In a statement after the one that locked the row, to see what other workers have committed until then.
+        select coalesce(sum(known.held), 0) into share
+          from {schema}._private_python_shares as known where known.limit_id = limit_ids[place];
+        share := least(limit_wishes[place], limit_sizes[place] - share);
+        if share > 0 then
+          limit_shares[place] := limit_shares[place] + share;
+          limit_rooms[place] := limit_rooms[place] + share;
+          insert into {schema}._private_python_shares (limit_id, worker_id, held)
+            values (limit_ids[place], worker, limit_shares[place])
+            on conflict (limit_id, worker_id) do update set held = excluded.held;
+        end if;
+      end loop;
+    end if;
+    used := limit_rooms;
+  end if;
+
+  if rooms is not null or limit_ids is not null then
+    task_ids := array(
+      select given.id
+      from unnest(all_tasks, task_rooms, task_limits) as given (id, room, limit_place)
+      where coalesce(given.room, 1) > 0 and coalesce(limit_rooms[given.limit_place], 1) > 0
+    );
+    if cardinality(task_ids) = 0 then
+      missing := 0;
+    end if;
+    queues_first := false;
+  end if;
 
   -- Claim -------------------------------------------------------------------------------------------------------
   --
@@ -989,6 +1153,10 @@ begin
       chosen_ids := '{}';
       quota_tasks := tasks_without_queue;
       quotas := array[missing];
+      if rooms is not null or limit_ids is not null then
+        place := array_position(all_tasks, abs(tasks_without_queue[1]));
+        quotas := array[least(missing, task_rooms[place], limit_rooms[task_limits[place]])];
+      end if;
       expected := 0;  -- there is only one source of jobs, so a second try would find no more
     elsif flagged_level is distinct from level and tasks_without_queue is null
         and cardinality(candidate_ids) <= missing then
@@ -1189,6 +1357,63 @@ begin
         into locked, locked_queues, expected, is_withheld
         from judged;
     end if;
+    is_trimmed := false;
+    if cardinality(locked) > 0 and (rooms is not null or limit_ids is not null) then
+      -- Jobs of one limit were chosen independently of each other. Those that have no room stay, with the jobs behind
+      -- them in their queues.
+      with ranked as (
+        select job.id, job.job_queue_id, job.run_at, task_rooms[given.place] as room,
+          limit_rooms[task_limits[given.place]] as limit_room,
+          row_number() over (partition by job.task_id order by job.run_at, job.id) as place_in_task,
+          row_number() over (partition by task_limits[given.place] order by job.run_at, job.id) as place_in_limit
+        from unnest(locked) as chosen (id)
+        join {schema}._private_jobs as job on job.id = any (array[chosen.id])
+        cross join lateral (select array_position(all_tasks, job.task_id) as place) as given
+      ), judged as (
+        select ranked.id, ranked.job_queue_id,
+          bool_or(
+            ranked.place_in_task > coalesce(ranked.room, 2147483647)
+            or ranked.place_in_limit > coalesce(ranked.limit_room, 2147483647)
+          ) over (
+            partition by coalesce(ranked.job_queue_id, -ranked.id) order by ranked.run_at, ranked.id
+          ) as stays
+        from ranked
+      )
+      select
+          coalesce(array_agg(judged.id) filter (where not judged.stays), '{}'),
+          coalesce(
+            array_agg(judged.job_queue_id) filter (where not judged.stays and judged.job_queue_id is not null), '{}'
+          ),
+          expected - count(*) filter (where judged.stays), coalesce(bool_or(judged.stays), false)
+        into locked, locked_queues, expected, is_trimmed
+        from judged;
+      for claimed_task, count in
+        select job.task_id, count(*)
+        from unnest(locked) as chosen (id)
+        join {schema}._private_jobs as job on job.id = any (array[chosen.id])
+        group by job.task_id
+      loop
+        place := array_position(all_tasks, claimed_task);
+        if task_rooms is not null then
+          task_rooms[place] := task_rooms[place] - count;
+        end if;
+        if task_limits[place] is not null then
+          limit_rooms[task_limits[place]] := limit_rooms[task_limits[place]] - count;
+        end if;
+      end loop;
+      task_ids := array(
+        select given.id
+        from unnest(all_tasks, task_rooms, task_limits) as given (id, room, limit_place)
+        where given.id = any (task_ids)
+          and coalesce(given.room, 1) > 0 and coalesce(limit_rooms[given.limit_place], 1) > 0
+      );
+      tasks_without_queue := array(
+        select given.id from unnest(tasks_without_queue) as given (id) where abs(given.id) = any (task_ids)
+      );
+      tasks_with_queue := array(
+        select given.id from unnest(tasks_with_queue) as given (id) where given.id = any (task_ids)
+      );
+    end if;
     claimed_queues := claimed_queues || locked_queues;
 
     if careful then
@@ -1245,7 +1470,7 @@ begin
     end if;
     get diagnostics count = row_count;
     missing := missing - count;
-    exit when missing = 0 or is_withheld;
+    exit when missing = 0 or is_withheld or cardinality(task_ids) = 0;
 
     tries := tries + 1;
     if count < expected and tries < 8 then
@@ -1287,7 +1512,7 @@ begin
         spent := spent || locked_queues;
       end if;
     end if;
-    continue when count < expected and tries < 8;
+    continue when is_trimmed or count < expected and tries < 8;
     passed_over := '{}';
     passed_tasks := '{}';
     tries := 0;
@@ -1355,6 +1580,44 @@ begin
     from_id := 0;
   end loop;
 
+  -- Shares ------------------------------------------------------------------------------------------------------
+
+  if limit_ids is not null then
+    for place in 1 .. cardinality(limit_ids) loop
+      share := in_hand[place] + used[place] - limit_rooms[place];
+      if share <> limit_shares[place] then
+        insert into {schema}._private_python_shares (limit_id, worker_id, held)
+          values (limit_ids[place], worker, share)
+          on conflict (limit_id, worker_id) do update set held = excluded.held;
+        if share < limit_shares[place] and limit_waits[place] then
+          perform pg_notify('jobs:insert', json_build_object('r', random())::text);
+        end if;
+      end if;
+      if limit_wishes[place] > 0 and used[place] = limit_rooms[place] and not is_short then
+        -- Nothing was claimed, although a job is due.
+        update {schema}._private_python_limits as known
+          set wanted_at = clock_timestamp(), wanted_by = case when share = 0 then worker else known.wanted_by end
+          where known.id = any (array(
+            select known.id from {schema}._private_python_limits as known
+            where known.id = limit_ids[place]
+              and (
+                known.wanted_at is null or known.wanted_at < clock_timestamp() - interval '1 second'
+                or known.wanted_by is null and share = 0
+              )
+            for update skip locked
+          ));
+      elsif used[place] > limit_rooms[place] and limit_waits[place] then
+        update {schema}._private_python_limits as known
+          set wanted_by = null
+          where known.id = any (array(
+            select known.id from {schema}._private_python_limits as known
+            where known.id = limit_ids[place] and known.wanted_by = worker
+            for update skip locked
+          ));
+      end if;
+    end loop;
+  end if;
+
   -- Queues ------------------------------------------------------------------------------------------------------
 
   if cardinality(refused) > 0 then
@@ -1404,7 +1667,7 @@ begin
     id := flags_id;
   end if;
   locked_at := now();
-  contended := is_contended and missing > 0 and not is_withheld;
+  contended := is_short or is_contended and missing > 0 and not is_withheld;
   next_due := case when due is not null then least(due, '9999-12-31 23:59:59+00') end;
   next_queue := queue_cursor;
   cost := extract(epoch from clock_timestamp() - started);

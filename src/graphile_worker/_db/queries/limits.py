@@ -1,0 +1,47 @@
+"""Named limits: what is declared, what is set at run time, and the shares of workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from graphile_worker._db.connection.any_connection import Call, Operation
+from graphile_worker._db.sql_files import Schema, one_text_statement, statements_for
+from graphile_worker.limits import LimitState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from graphile_worker._db.connection.connect import Connection
+    from graphile_worker.limits import Limit
+
+_FILE = "limits.sql"
+
+
+async def register_limits(connection: Connection, schema: Schema, limits: Iterable[Limit]) -> dict[str, int]:
+    """Write what the code declares, and return the ids of the limits by name."""
+    statements = statements_for(schema, _FILE)
+    declared = {limit.name: limit.concurrency for limit in limits}
+    names = list(declared)
+    await connection.execute(statements["register_limits"], names, list(declared.values()))
+    return {row["name"]: row["id"] for row in await connection.fetch(statements["read_limit_ids"], names)}
+
+
+async def end_shares(connection: Connection, schema: Schema, worker_id: str) -> None:
+    """Remove the shares of a worker that holds no jobs."""
+    await connection.execute(statements_for(schema, _FILE)["end_shares"], worker_id)
+
+
+def listing_limits(schema: Schema) -> Operation[list[LimitState]]:
+    """Return all limits; none if the tables do not exist yet or the role may not read them."""
+    if (yield Call(one_text_statement(schema, _FILE, "reads_limits"), schema.quoted)) != "true":
+        return []
+    text = yield Call(one_text_statement(schema, _FILE, "list_limits"), "")
+    return msgspec.json.decode(text, type=list[LimitState])
+
+
+def setting_limit(schema: Schema, name: str, concurrency: int | None) -> Operation[bool]:
+    """Set a limit at run time; None returns to what the code declares. Returns whether it exists."""
+    document = msgspec.json.encode({"name": name, "concurrency": concurrency}).decode()
+    return (yield Call(one_text_statement(schema, _FILE, "set_limit"), document)) == "true"

@@ -1,0 +1,65 @@
+-- Named limits: see own/014_limits.sql.
+
+-- name: input
+cast(cast({parameter} as pg_catalog.text) as pg_catalog.json)
+
+-- name: register_limits
+-- Writes only what has changed. Removes the shares of workers that are gone and were not swept.
+with gone as (
+  delete from {schema}._private_python_shares as share
+  where not exists (select from {schema}._private_workers as worker where worker.id = share.worker_id)
+    and not exists (select from {schema}._private_jobs as job where job.locked_by = share.worker_id)
+)
+insert into {schema}._private_python_limits as known (name, concurrency)
+select given.name, given.concurrency
+from unnest($1::text[], $2::integer[]) as given (name, concurrency)
+where not exists (
+  select from {schema}._private_python_limits as same
+  where same.name = given.name and same.concurrency = given.concurrency
+)
+order by given.name
+on conflict (name) do update set concurrency = excluded.concurrency;
+
+-- name: read_limit_ids
+select name, id from {schema}._private_python_limits where name = any ($1::text[]);
+
+-- name: end_shares
+delete from {schema}._private_python_shares where worker_id = $1;
+
+-- name: reads_limits
+select coalesce(pg_catalog.has_table_privilege(
+  pg_catalog.to_regclass(cast({parameter} as pg_catalog.text) {||} '._private_python_shares'), 'select'
+), false)::pg_catalog.text;
+
+-- name: list_limits
+select coalesce(pg_catalog.json_agg(pg_catalog.json_build_object(
+  'name', known.name,
+  'concurrency', coalesce(known.concurrency_override, known.concurrency),
+  'declared', known.concurrency,
+  'held', (
+    select coalesce(pg_catalog.sum(share.held), 0)
+    from {schema}._private_python_shares as share where share.limit_id {=} known.id
+  ),
+  'workers', (
+    select coalesce(pg_catalog.json_object_agg(share.worker_id, share.held), '{}')
+    from {schema}._private_python_shares as share where share.limit_id {=} known.id and share.held {>} 0
+  )
+) order by known.name), '[]')::pg_catalog.text
+from {schema}._private_python_limits as known
+where cast({parameter} as pg_catalog.text) is not null;
+
+-- name: set_limit
+-- Returns whether there is a limit with the name. Workers that wait for room try again.
+with changed as (
+  update {schema}._private_python_limits as known
+  set concurrency_override = input.concurrency
+  from pg_catalog.json_to_record({input}) as input (name pg_catalog.text, concurrency pg_catalog.int4)
+  where known.name {=} input.name
+  returning known.id
+), notified as (
+  select pg_catalog.pg_notify(
+    'jobs:insert', pg_catalog.json_build_object('r', pg_catalog.random())::pg_catalog.text
+  )
+  from changed
+)
+select (pg_catalog.count(*) {>} 0)::pg_catalog.text from changed, notified;

@@ -1,0 +1,55 @@
+"""`NamedLimits`: which of the worker's tasks share which named limit, and how many of their jobs it holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from graphile_worker._db.queries.exchange import LimitCounts
+from graphile_worker.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from graphile_worker._db.queries.exchange import ClaimedJob
+    from graphile_worker.limits import Limit
+
+
+class NamedLimits:
+    """The named limits of the worker's tasks.
+
+    Args:
+        by_task: The limit of each task that has one.
+
+    Raises:
+        ConfigurationError: Two tasks declare the same limit with different values.
+    """
+
+    def __init__(self, by_task: Mapping[str, Limit]) -> None:
+        self.declared: dict[str, Limit] = {}
+        self._names = {task: limit.name for task, limit in by_task.items()}
+        self.ids: dict[str, int] = {}
+        """The ids of the limits in the database, by name. The exchange's connection sets them."""
+        for task, limit in by_task.items():
+            other = self.declared.setdefault(limit.name, limit)
+            if other != limit:
+                raise ConfigurationError(
+                    f"The limit {limit.name!r} has concurrency {limit.concurrency} at the task {task!r}, and "
+                    f"{other.concurrency} at another task. Declare it once, and pass the same Limit to both."
+                )
+
+    def __bool__(self) -> bool:
+        """Whether any task has a limit."""
+        return bool(self._names)
+
+    def count(self, held: Iterable[ClaimedJob], recorded: Iterable[ClaimedJob]) -> LimitCounts:
+        """Return how many jobs of each limit the worker holds, besides those that are being recorded."""
+        names = self._names
+        counts = Counter(names.get(claimed.job.task_identifier) for claimed in held)
+        counts.subtract(names.get(claimed.job.task_identifier) for claimed in recorded)
+        places = {name: place for place, name in enumerate(self.ids, 1)}
+        return LimitCounts(
+            ids=list(self.ids.values()),
+            in_hand=[max(0, counts[name]) for name in self.ids],
+            places={task: places[name] for task, name in names.items() if name in places},
+        )
