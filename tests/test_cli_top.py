@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shlex
@@ -113,6 +114,12 @@ async def busy(db: asyncpg.Connection) -> asyncpg.Connection:
     )
     locked = await jobs.add(db, "video")
     await jobs.lock(db, locked["id"], by="pool-1", age="7 minutes")
+    await db.execute(
+        """insert into graphile_worker._private_python_progress (job_id, locked_at, value, at)
+        select id, locked_at, $2, now() from graphile_worker._private_jobs where id = $1""",
+        locked["id"],
+        json.dumps({"value": 0.4, "message": "frame \x1b[2J4"}),
+    )
     return db
 
 
@@ -132,6 +139,7 @@ class TestTopOnTerminal:
             terminal.press("3")
             await terminal.until("7 min")
             await terminal.until("pool-1")
+            await terminal.until(r"40 % frame \x1b[2J4")
             terminal.press("4")
             await terminal.until("unknown")
             terminal.press("5")

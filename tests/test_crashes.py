@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from graphile_worker.history import OUTCOMES
 from support.jobs import add
 from support.programs import program
 from support.waiting import until
@@ -74,6 +75,16 @@ async def audit(db: asyncpg.Connection, jobs: int) -> None:
     assert await locked(db) == []
 
 
+async def audit_history(db: asyncpg.Connection, jobs: int) -> None:
+    """Check that the history has one completed attempt of each job, and a dead worker for each other one."""
+    rows = await db.fetch(
+        "select job_id, outcome, count(*) from graphile_worker._private_python_runs group by 1, 2"
+    )
+    completed = [row["count"] for row in rows if OUTCOMES[row["outcome"]] == "completed"]
+    assert completed == [1] * jobs
+    assert {OUTCOMES[row["outcome"]] for row in rows} <= {"completed", "worker_died"}
+
+
 async def add_jobs(db: asyncpg.Connection, count: int) -> None:
     """Add jobs in all styles, half of them in serial queues. Each will add a successor."""
     await db.execute("create table effects (job bigint not null, style text, moment text)")
@@ -90,6 +101,7 @@ async def test_effects_of_killed_workers_are_stored_exactly_once(
     crashes = await run_workers(db, database, probability=0.03, seed=1)
     assert crashes.total() >= 3
     await audit(db, 240)
+    await audit_history(db, 240)
 
 
 @pytest.mark.slow
@@ -100,6 +112,7 @@ async def test_effects_are_stored_exactly_once_wherever_a_worker_is_killed(
     await add_jobs(db, 500)
     crashes = await run_workers(db, database, probability=0.1, seed=2)
     await audit(db, 1000)
+    await audit_history(db, 1000)
     assert set(crashes) >= {f"{style} {moment}" for style in STYLES for moment in MOMENTS}
 
 

@@ -180,13 +180,14 @@ async def test_invoice_of_a_killed_worker_is_written_once(project: Project, empt
                 )
             )
 
-        async with db.transaction():
-            await db.execute("select from orders where id = $1 for update", order)
+        async with connect(empty_database) as other, other.transaction():
+            await other.execute("select from orders where id = $1 for update", order)
             async with run(project, project.work, empty_database, LEASES) as killed:
                 await until(is_writing, "the worker waits for the order in its transaction")
                 killed.send(signal.SIGKILL)
                 await killed.end()
-        assert await db.fetch("select id, attempts from graphile_worker._private_jobs") == [(job, 1)]
+        [left] = await db.fetch("select id, attempts from graphile_worker._private_jobs")
+        assert tuple(left) == (job, 1)
 
         async with run(project, project.work, empty_database, LEASES) as worker:
             await worker.until(f"Sent the receipt for order {order}")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import sys
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -33,9 +36,10 @@ from graphile_worker._worker.execution.attempts import AttemptRecorder
 from graphile_worker.history import CALLED_FLAG, ENDED_CHANNEL, MAX_RESULT_SIZE
 from graphile_worker.outcome import Cancelled, Completed, Failed, Interrupted, Returned, Snoozed
 from support.computing import sum_up
-from support.jobs import add, existing
+from support.jobs import add, existing, get
+from support.programs import program
 from support.waiting import until
-from support.workers import Gate
+from support.workers import Gate, running
 from test_exchange import ExchangeWorker, worker
 from test_recovery import TimedSweeper, add_locked_job, register_worker, session
 
@@ -49,6 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["session", "worker"]
 
 SCHEMA = Schema()
+VICTIM = Path(__file__).parent / "support" / "victim.py"
 ANY_APP: Any = App
 ANY_HISTORY: Any = History
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -516,6 +521,31 @@ class TestWorker:
         await app.run_once()
         assert [one.outcome for one in await attempts_of(app)] == ["completed" if commits else "failed"]
         assert len(await rows(db)) == 1
+
+    @pytest.mark.parametrize("event", ["job:success", "job:complete"])
+    async def test_worker_killed_after_a_job_leaves_the_outcome_with_its_row_or_neither(
+        self, event: str, db: asyncpg.Connection, database: str
+    ) -> None:
+        """The worker is killed between the end of the task and the exchange, or right after the exchange."""
+        job = await add(db, "sleep", payload=0)
+        leases: dict[str, Any] = {"heartbeat_interval": 0.1, "fast_lease": 0.5}
+        options = json.dumps({"history": "all", "kill_on": event, **leases})
+        async with program(sys.executable, VICTIM, database, options, with_errors=True) as victim:
+            assert await victim.end() == -signal.SIGKILL
+        is_recorded = event == "job:complete"
+        assert [row["job_id"] for row in await rows(db)] == ([job["id"]] if is_recorded else [])
+        assert (await get(db, job["id"]) is None) == is_recorded
+
+        async def sleep(_payload: object) -> None: ...
+
+        async def is_gone() -> bool:
+            return await get(db, job["id"]) is None
+
+        async with running({"sleep": sleep}, database, history="all", **leases):
+            await until(is_gone, "the job is complete")
+        async with App(database) as app:
+            outcomes = [(one.attempt, one.outcome) for one in await app.utils.job_history(job["id"])]
+        assert outcomes == ([(1, "completed")] if is_recorded else [(1, "worker_died"), (2, "completed")])
 
     async def test_cancelled_prefetched_job_is_kept_without_a_start(self, app: App) -> None:
         gate = Gate()

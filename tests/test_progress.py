@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from graphile_worker import App, InvalidJobError, JobContext, WorkerUtils, run_once
+from graphile_worker import App, InvalidJobError, JobContext, WorkerUtils, run_once, task
 from graphile_worker.testing import context, drain, reported_progress
+from support import computing
+from support.commands import Cli
 from support.jobs import add
-from support.waiting import until
+from support.waiting import DEADLINE, until
 from support.workers import running
 
 if TYPE_CHECKING:
@@ -64,6 +68,38 @@ class TestProgress:
             assert listed.progress is not None
             assert listed.progress.message == "starting"
             release.set()
+
+    @pytest.mark.sample(1)
+    @pytest.mark.parametrize("where", ["thread", "process"])
+    async def test_handle_and_show_have_the_progress_of_a_running_job(
+        self, where: str, database: str, tmp_path: Path
+    ) -> None:
+        gate = tmp_path / "gate"
+        os.mkfifo(gate)
+
+        @task(keep_result=True)
+        def report_in_thread(gate: str, ctx: JobContext) -> str:
+            ctx.progress(0.5, "half")
+            return Path(gate).read_text()
+
+        reporting = report_in_thread if where == "thread" else computing.report_half
+        async with App(database) as app:
+            app.include(reporting)
+            job = await reporting.enqueue(str(gate))
+            assert await job.progress() is None
+            async with app.running():
+
+                async def visible() -> bool:
+                    return await job.progress() is not None
+
+                await until(visible, "the progress is stored")
+                found = await job.progress()
+                assert found is not None
+                assert (found.value, found.message) == (0.5, "half")
+                assert "50 %" in await Cli(database, tmp_path).out("show", str(job.id))
+                await asyncio.to_thread(gate.write_text, "done")
+                assert await job.result(timeout=DEADLINE) == "done"
+            assert await job.progress() is None
 
     async def test_report_of_a_run_that_lost_its_job_is_ignored(
         self, db: asyncpg.Connection, database: str

@@ -115,7 +115,7 @@ class TestTransaction:
 
         async def next_(_payload: object) -> None: ...
 
-        tasks = {"work": work, "next": next_}
+        tasks: dict[str, Any] = {"work": work, "next": next_}
         done = await once(tasks, database, concurrency=2, events=recorder.events)
         assert done == RunSummary(succeeded=2)
 

@@ -61,6 +61,13 @@ def wait(path: str, gate: str) -> None:
     Path(gate).read_text()
 
 
+@task(executor="process", keep_result=True)
+def report_half(gate: str, ctx: JobContext) -> str:
+    """Report progress, then wait until the test writes to the gate."""
+    ctx.progress(0.5, "half")
+    return Path(gate).read_text()
+
+
 @task(executor="process", timeout=600)
 def exceed_timeout(path: str, ctx: JobContext) -> None:
     child = subprocess.Popen(["sleep", "600"])

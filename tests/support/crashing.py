@@ -142,7 +142,7 @@ async def main() -> None:
         "fast_lease": 0.5,
         "lease": OPTIONS.get("lease", 16.0),
     }
-    runner = await run(tasks, DSN, concurrency=8, poll_interval=0.2, **leases)
+    runner = await run(tasks, DSN, concurrency=8, poll_interval=0.2, history="all", **leases)
     await runner.wait()
 
 

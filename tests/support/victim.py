@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from graphile_worker import JobContext, run
+from graphile_worker import Events, JobContext, run
 
 
 def report(*words: object) -> None:
@@ -54,6 +54,9 @@ async def die(_payload: object, ctx: JobContext) -> None:
 
 async def main() -> None:
     options: dict[str, Any] = json.loads(sys.argv[2])
+    if (kill_on := options.pop("kill_on", None)) is not None:
+        options["events"] = Events()
+        options["events"].on(kill_on, lambda _event: os.kill(os.getpid(), 9))
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stdout)
     tasks = {function.__name__: function for function in (sleep, block_thread, block_loop, hold_gil, die)}
     runner = await run(tasks, sys.argv[1], **options)
