@@ -40,7 +40,7 @@ bench-binding: $(STAMP) ## Measure the time from a payload to a task's arguments
 bench-middleware: $(STAMP) ## Measure the cost of middleware and listeners per job
 	$(BIN)/python -m benchmarks.middleware
 
-bench-telemetry: $(STAMP) ## Measure the cost of metrics per job
+bench-telemetry: $(STAMP) ## Measure the cost of metrics, traces and Sentry per job
 	$(BIN)/python -m benchmarks.telemetry
 
 bench-top: $(STAMP) ## Measure a refresh of graphile-worker top, by the size of the queue

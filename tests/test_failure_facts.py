@@ -10,6 +10,8 @@ import pytest
 
 from graphile_worker import App, Cancel, Fail, WorkerUtils, doctor, run_once
 from graphile_worker._base.tracebacks import error_type, format_traceback
+from graphile_worker.cli.live.details import Details
+from graphile_worker.cli.times import format_time
 from support.commands import Cli
 from support.computing import sum_up
 from support.jobs import AUTOCOMMITS, add
@@ -66,6 +68,16 @@ class TestFacts:
         assert function.__name__ in lines[1], "the first frame is the task's"
         assert lines[-1] == f"{ORDER_ERROR}: order 7 is gone"
         assert "graphile_worker/_worker" not in found.traceback
+
+    async def test_top_shows_time_type_and_traceback_of_a_failed_job(self, app: App) -> None:
+        job = await app.task("task")(on_the_loop).enqueue(n=7)
+        await app.run_once()
+        found = await app.utils.get_job(id=job.id)
+        assert found is not None
+        shown = "\n".join(line.plain for line in Details(found).render(200, 100))
+        assert f"failed {format_time(found.failed_at)}" in shown
+        assert f"error {ORDER_ERROR}" in shown
+        assert "in on_the_loop" in shown
 
     async def test_failed_process_task_has_type_and_traceback(self, app: App) -> None:
         app.include(sum_up)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,7 @@ from graphile_worker import (
     JobContext,
     JobSpec,
     Middleware,
+    MissingExtraError,
     Retry,
     Snooze,
     WorkerUtils,
@@ -42,6 +45,8 @@ from graphile_worker.telemetry.trace_carrier import read_carriers
 from graphile_worker.testing import drain
 from support import computing
 from support.jobs import add
+from support.pages import Page
+from support.postgres import ROOT
 from support.workers import EventRecorder, nothing, running
 
 if TYPE_CHECKING:
@@ -57,9 +62,9 @@ class Telemetry:
     """An SDK whose spans and metrics stay in memory."""
 
     def __init__(self) -> None:
-        self._exporter = InMemorySpanExporter()
+        self.exporter = InMemorySpanExporter()
         self.tracer_provider = TracerProvider()
-        self.tracer_provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracer_provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self._reader = InMemoryMetricReader()
         self.meter_provider = MeterProvider([self._reader])
         self.tracer = self.tracer_provider.get_tracer("test")
@@ -71,7 +76,7 @@ class Telemetry:
 
     @property
     def spans(self) -> list[ReadableSpan]:
-        return list(self._exporter.get_finished_spans())
+        return list(self.exporter.get_finished_spans())
 
     def named(self, name: str) -> ReadableSpan:
         [span] = [span for span in self.spans if span.name == name]
@@ -513,6 +518,37 @@ class TestMetrics:
         await run_once({"task": nothing}, database, middleware=[telemetry.middleware(traces=False)])
         assert telemetry.spans == []
         assert "messaging.process.duration" in telemetry.metrics()
+
+
+async def test_examples_of_the_tracing_page_run(
+    database: str, telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def install(provider: TracerProvider) -> None:
+        provider.add_span_processor(SimpleSpanProcessor(telemetry.exporter))
+        monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+
+    monkeypatch.setattr(trace, "set_tracer_provider", install)
+    page = Page("production/tracing.md", dsn=database)
+    names = await page.run()
+    page.assert_done()
+    await names["app"].close()
+    assert (telemetry.named("process send_email").attributes or {})["to"] == "ann@example.com"
+    assert linked(telemetry.named("process send_email")) == [ids(telemetry.named("send send_email"))]
+
+
+def test_tracing_page_lists_every_attribute_and_metric() -> None:
+    text = (ROOT / "docs/production/tracing.md").read_text()
+    used = [value for name, value in vars(conventions).items() if name.isupper() and isinstance(value, str)]
+    own = "messaging.graphile_worker"
+    for name in used:
+        assert f"`{name}`" in text or f"`{name.removeprefix(own)}`" in text or "://" in name, name
+
+
+def test_missing_extra_of_opentelemetry_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "graphile_worker.telemetry.opentelemetry")
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'graphile-worker\[otel\]'"):
+        importlib.import_module("graphile_worker.telemetry.opentelemetry")
 
 
 @pytest.mark.parametrize("options", [{"propagation": "both"}, {"without_carrier": "task"}], ids=repr)

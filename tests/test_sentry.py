@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
+import sys
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -11,10 +13,20 @@ import pytest
 import sentry_sdk
 from sentry_sdk.transport import Transport
 
-from graphile_worker import App, CronItem, Fail, Retry, Snooze, run_once
+from graphile_worker import (
+    App,
+    ConfigurationError,
+    CronItem,
+    Fail,
+    MissingExtraError,
+    Retry,
+    Snooze,
+    run_once,
+)
 from graphile_worker.telemetry.sentry import Sentry
 from graphile_worker.testing import drain
 from support.jobs import add
+from support.pages import Page
 from support.workers import EventRecorder, running
 
 if TYPE_CHECKING:
@@ -236,3 +248,29 @@ class TestCheckIns:
     ) -> None:
         await self.run(database, payload, None, **options)
         assert sent.check_ins == []
+
+
+async def test_examples_of_the_sentry_page_run(
+    database: str, sent: KeptEvents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sentry_sdk, "init", lambda: None)  # the fixture has called it
+    page = Page("production/sentry.md", dsn=database)
+    names = await page.run(2)
+    page.assert_done()
+    await names["app"].close()
+    [error] = sent.errors
+    assert types_of(error) == ["LookupError"]
+    assert error["tags"]["order"] == 7
+
+
+def test_wrong_options_of_sentry_are_refused() -> None:
+    options: Any = {"errors": "some"}
+    with pytest.raises(ConfigurationError, match="errors is 'some'"):
+        Sentry(**options)
+
+
+def test_missing_extra_of_sentry_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "graphile_worker.telemetry.sentry")
+    monkeypatch.setitem(sys.modules, "sentry_sdk", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'graphile-worker\[sentry\]'"):
+        importlib.import_module("graphile_worker.telemetry.sentry")

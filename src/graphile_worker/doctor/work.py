@@ -249,19 +249,24 @@ async def check_backlog(subject: Subject) -> list[Finding]:
         for task in {*depths, *ready}:
             depths.setdefault(task, []).append(ready.get(task, 0))
     findings = [
-        Finding(
-            check="backlog",
-            level=Level.WARNING,
-            message=f"The jobs of the task {task!r} do not become fewer: "
-            f"{pluralize(counts[-1], 'job is', 'jobs are')} due, {counts[-1] - counts[0]:,} more than {_BACKLOG_MINUTES - 1} minutes ago",
-            advice="Add workers, raise their concurrency, or look for slow jobs: graphile-worker top",
-            details={"task": task, "ready": counts},
-        )
+        _backlog(task, counts)
         for task, counts in sorted(depths.items())
         if len(counts) == _BACKLOG_MINUTES and min(counts) == counts[0] >= _MIN_BACKLOG
     ]
     message = "No jobs pile up" if samples else "No worker has counted the jobs in the last minutes"
     return findings or [Finding(check="backlog", level=Level.OK, message=message)]
+
+
+def _backlog(task: str, counts: list[int]) -> Finding:
+    due = pluralize(counts[-1], "job is", "jobs are")
+    return Finding(
+        check="backlog",
+        level=Level.WARNING,
+        message=f"The jobs of the task {task!r} do not become fewer: {due} due, "
+        f"{counts[-1] - counts[0]:,} more than {_BACKLOG_MINUTES - 1} minutes ago",
+        advice="Add workers, raise their concurrency, or look for slow jobs: graphile-worker top",
+        details={"task": task, "ready": counts},
+    )
 
 
 def _unserved(name: str, ready: int, seconds: float, live: list[WorkerInfo], *, is_late: bool) -> Finding:

@@ -6,6 +6,7 @@ The program configures OpenTelemetry's SDK. Without one, the API does nothing.
 from __future__ import annotations
 
 from functools import partial
+from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     Attributes: TypeAlias = dict[str, str | int | float]
 
 _MAX_DESCRIPTION = 500
+_MAX_LINKS = 128
+"""As many links as the SDK keeps by default."""
 
 
 class OpenTelemetry(Middleware):
@@ -206,7 +209,7 @@ class OpenTelemetry(Middleware):
 
     def _start(self, ctx: JobContext[Any]) -> Span:
         job, parent = ctx.job, Context()
-        senders = list(read_carriers(job.payload))
+        senders = list(islice(read_carriers(job.payload), _MAX_LINKS))
         if self._is_parent and len(senders) == 1 and not isinstance(job.payload, list):
             parent = set_span_in_context(NonRecordingSpan(senders.pop()), parent)
         attributes = self._attributes(names.PROCESS, job.task_identifier)

@@ -19,6 +19,8 @@ KEY = "_trace"
 _ATOMS = (str, bytes, int, float, bool, list, tuple, set, frozenset)
 """Types of payloads that are certainly no JSON objects."""
 _MAX_FLAGS = 255
+_MAX_STATE = 512
+"""The length of a ``tracestate`` that programs must pass on. A longer one is ignored."""
 _VERSION_LENGTH, _TRACE_LENGTH, _SPAN_LENGTH, _FLAGS_LENGTH = 2, 32, 16, 2
 
 
@@ -82,7 +84,9 @@ def _span(trace_id: Any, span_id: Any, flags: Any, state: Any) -> SpanContext | 
         int(span_id, 16),
         is_remote=True,
         trace_flags=TraceFlags(int(flags, 16)),
-        trace_state=TraceState.from_header([state]) if isinstance(state, str) else None,
+        trace_state=TraceState.from_header([state])
+        if isinstance(state, str) and len(state) <= _MAX_STATE
+        else None,
     )
     return span if span.is_valid else None
 

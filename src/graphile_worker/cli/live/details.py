@@ -70,5 +70,7 @@ class Details:
             ),
             f"payload {truncate(to_json(job.payload), _MAX_LENGTH)}",
             *([f"failed {times.format_time(job.failed_at)}"] if job.failed_at is not None else []),
+            *([f"error {job.error_type}"] if job.error_type else []),
             *truncate(job.last_error or "", _MAX_LENGTH).split("\n"),
+            *(truncate(job.traceback, _MAX_LENGTH).split("\n") if job.traceback else []),
         ]
