@@ -17,7 +17,7 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import MetaData, make_url
 
-from graphile_worker import SchemaError, SchemaTooOldError, WorkerUtils
+from graphile_worker import ConfigurationError, SchemaError, SchemaTooOldError, WorkerUtils, run_migrations
 from graphile_worker._db.queries.diagnostics import describe_schema
 from graphile_worker._db.schema import contract
 from graphile_worker._db.sql_files import Schema
@@ -264,6 +264,28 @@ class TestOnline:
                 await project.run(command.upgrade, "head", dsn=url.render_as_string(hide_password=False))
         finally:
             await run_statements(empty_database, f"drop owned by {role}", f"drop role {role}")
+
+    async def test_installation_in_autocommit_mode_is_refused(
+        self, project: Project, empty_database: str, driver: str
+    ) -> None:
+        text = QUEUE.format(schema="").replace(
+            "install_schema()", "\n    with op.get_context().autocommit_block():\n        install_schema()"
+        )
+        project.add(1, text)
+        with pytest.raises(ConfigurationError, match="Leave out autocommit_block"):
+            await project.run(command.upgrade, "head", dsn=empty_database, driver=driver)
+        assert not await fetch(empty_database, QUEUE_EXISTS)
+
+    async def test_worker_that_installs_the_schema_at_the_same_time_does_no_harm(
+        self, project: Project, empty_database: str
+    ) -> None:
+        await asyncio.gather(
+            run_migrations(dsn=empty_database),
+            project.run(command.upgrade, "1", dsn=empty_database),
+            run_migrations(dsn=empty_database),
+        )
+        assert await differences(empty_database) == []
+        assert await fetch(empty_database, VERSION) == "1"
 
     async def test_schema_that_is_too_old_is_refused(self, project: Project, database: str) -> None:
         await run_statements(database, "delete from graphile_worker.migrations where id > 11")

@@ -248,6 +248,7 @@ class TestCommand:
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["ready"] == 0
 
+    @pytest.mark.slow
     def test_mistakes_are_told_without_a_traceback(self, folder: Path) -> None:
         done = command(folder, "run", "--concurrency", "5")
         assert done.returncode == 2

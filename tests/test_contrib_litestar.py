@@ -129,6 +129,11 @@ def test_command_works_for_the_app_of_the_plugin(database: str, tmp_path: Path) 
     app.close_sync()
     worked = command(tmp_path, "run", "--once", "-j", "2")
     assert (worked.returncode, worked.stdout) == (0, "Hello, Ann\n"), worked.stderr
+
+
+@pytest.mark.slow
+def test_mistakes_are_told_without_a_traceback(database: str, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(PROJECT.format(dsn=database))
     mistyped = command(tmp_path, "stat")
     assert mistyped.returncode == 2
     assert "Did you mean stats?" in mistyped.stderr

@@ -88,7 +88,7 @@ async def run_to_end(folder: Path, command: str, dsn: str) -> None:
         assert await running.end() == 0, running.text
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 async def test_first_program_of_the_guide_runs_as_the_guide_says(
     guide: Guide, empty_database: str, tmp_path: Path
 ) -> None:
@@ -168,6 +168,7 @@ def test_flask_guide_has_no_other_example() -> None:
     assert len(python_blocks(GUIDES / "flask.md")) == 1
 
 
+@pytest.mark.slow
 async def test_alembic_guide_runs(empty_database: str, tmp_path: Path) -> None:
     init, revision, upgrade, script = ALEMBIC.commands("alembic")
     first, second, options = python_blocks(ALEMBIC.path)

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 NODE, CELERY = "migrating/graphile-worker.md", "migrating/celery.md"
 PROCRASTINATE = "migrating/procrastinate.md"
-PAGES = [NODE, CELERY, PROCRASTINATE]
+RQ, ARQ = "migrating/rq.md", "migrating/arq.md"
+PAGES = [NODE, CELERY, PROCRASTINATE, RQ, ARQ]
 NODE_PACKAGE = PEERS / "graphile-worker-0.18.0" / "node_modules" / "graphile-worker"
 
 
@@ -180,9 +181,15 @@ class TestCeleryPage:
             assert (ann.attempts, ann.last_error) == (1, "Retry in 60 s: it hung up")
 
             smtp.answers = True
+            names = await page.run()
+            await asyncio.to_thread(names["upload_view"])
+            app.close_sync()
+            [small] = await app.utils.list_jobs(task="resize_image", state="scheduled")
+            assert small.payload == {"image": 2, "width": 400}
             await page.run()
             await app.run_once()
             assert smtp.sent == [("cleo@example.com", "Welcome, number 1")]
+            assert capsys.readouterr().out == "Resized image 1 to 800\n"
 
             names = await page.run()
             await self.check_retries(names["fetch"], app)
@@ -243,8 +250,12 @@ class TestProcrastinatePage:
             )
             assert (bob.priority, bob.run_at - bob.created_at) == (-3, timedelta(hours=1))
             await page.run()
+            [later] = await app.utils.list_jobs(task="resize_image", state="scheduled")
+            assert (later.payload, later.priority, later.queue_name) == ({"image": 2}, -5, "images")
+            await page.run()
             await app.run_once()
             assert smtp.sent == [("ann@example.com", "Hello"), ("cleo@example.com", "Welcome, number 1")]
+            assert capsys.readouterr().out == "Resized image 1 to 800\n"
 
             names = await page.run()
             everything, only_images = names["everything"], names["only_images"]
@@ -268,6 +279,74 @@ class TestProcrastinatePage:
     def test_retry_policies_in_the_table_are_valid(self, written: str) -> None:
         if written not in {"True", "False", "5"}:  # values from the Procrastinate column
             assert read_policy(eval(written, vars(policies))) is not None
+
+
+class TestRqPage:
+    async def test_examples_run(
+        self, db: asyncpg.Connection, database: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        await db.execute("create table accounts (id int primary key, closed boolean default false)")
+        await db.execute("insert into accounts values (1)")
+        smtp = Smtp()
+        smtp.answers = True
+        page = Page(RQ, dsn=database, smtp=smtp)
+        names = await page.run()
+        app: App = names["app"]
+        async with app:
+            [_, bob] = await app.utils.list_jobs(task="send_email")
+            assert (bob.max_attempts, bob.run_at - bob.created_at) == (6, timedelta(hours=1))
+            names = await page.run()
+            await asyncio.to_thread(names["sign_up_view"])
+            [dan] = [job for job in await app.utils.list_jobs() if job.payload["to"] == "dan@example.com"]
+            assert dan.payload["subject"] == "Still there?"
+            await app.run_once()
+            assert smtp.sent == [("ann@example.com", "Hello"), ("cleo@example.com", "Hello")]
+            app.close_sync()
+
+            names = await page.run()
+            everything, only_images = names["everything"], names["only_images"]
+            async with everything:
+                await everything.tasks["resize"].enqueue(1)
+                await everything.tasks["book"].enqueue(2)
+                assert await only_images.run_once() == RunSummary(1)
+                assert await everything.run_once() == RunSummary(1)
+
+            await page.run()
+            await app.run_once()
+            assert capsys.readouterr().out == "Goodbye, account 1\n"
+            assert await db.fetchval("select closed from accounts")
+        page.assert_done()
+
+
+class TestArqPage:
+    async def test_examples_run(
+        self, db: asyncpg.Connection, database: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        await db.execute("create table users (id int generated always as identity, email text)")
+        smtp = AsyncSmtp()
+        page = Page(ARQ, dsn=database, smtp=smtp)
+        names = await page.run()
+        app: App = names["app"]
+        async with app:
+            [_, bob] = await app.utils.list_jobs(task="send_email")
+            assert (bob.max_attempts, bob.run_at - bob.created_at) == (6, timedelta(hours=1))
+            await page.run()
+            [dan] = [job for job in await app.utils.list_jobs() if job.key is not None]
+            assert (dan.key, dan.run_at - dan.created_at) == ("reminder:dan", timedelta(minutes=1))
+            await page.run()
+            await app.run_once()
+            assert smtp.sent == [
+                ("ann@example.com", "Hello"),
+                ("cleo@example.com", "Welcome"),
+                ("eve@example.com", "Welcome, number 1"),
+            ]
+            await page.run()
+            [item] = app.cron_items
+            assert item.task == "clean_up"
+            await app.add_job("clean_up")
+            await app.run_once()
+            assert capsys.readouterr().out == "Cleaned up\n"
+        page.assert_done()
 
 
 class Smtp:

@@ -50,8 +50,8 @@ class GraphileWorkerPlugin(InitPlugin, CLIPlugin):
             ``"db_session"``. Handlers then can take a parameter ``jobs``: the app, bound to that session.
         jobs: Another name for the parameter ``jobs``.
         health_path: A path for health checks, such as ``"/health"``: below it are ``live`` and ``ready``.
-        run_worker: Whether to run a worker in the server, in the same event loop.
-        options: Options of the worker, such as ``concurrency=10``: see docs/reference/settings.md. Also
+        run_worker: Whether to run a worker in the server, in the same event loop. All further keyword
+            arguments are its options, such as ``concurrency=10``: see docs/reference/settings.md. Also
             without a worker, the schema is installed or upgraded unless ``migrate=False``.
 
     Raises:

@@ -13,6 +13,7 @@ import msgspec
 
 from graphile_worker._db.connection.any_connection import Call, run_sync, translate_driver_errors
 from graphile_worker._db.connection.driver_errors import as_known_error
+from graphile_worker._db.connection.drivers import SyncDriver, find_driver
 from graphile_worker._db.schema.indexes import drop_statement, index_names, index_statement
 from graphile_worker._db.schema.migrate import (
     inspecting,
@@ -37,6 +38,7 @@ from graphile_worker._db.sql_files import (
     read_statements,
     rows_of,
 )
+from graphile_worker.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -78,9 +80,20 @@ class PortableInstallation:
         return statements
 
     def install(self) -> bool:
-        """Install or upgrade the schema in the caller's transaction; False if there was nothing to do."""
+        """Install or upgrade the schema in the caller's transaction; False if there was nothing to do.
+
+        Raises:
+            ConfigurationError: The connection is in autocommit mode.
+        """
         if self._inspect().complete:
             return False
+        driver = find_driver(self._connection, is_async=False)
+        assert isinstance(driver, SyncDriver)  # noqa: S101 - for the type checker
+        if not driver.in_transaction:
+            raise ConfigurationError(
+                f"The schema {self._schema.name!r} is installed in a transaction, and the connection is in "
+                "autocommit mode. Leave out autocommit_block(), or isolation_level='AUTOCOMMIT'."
+            )
         portable = read_statements("portable.sql")
         self.execute(_lock(self._schema))
         found = self._inspect()  # another installer may have been at work
