@@ -541,7 +541,7 @@ class Worker(Service):
             self.idle.set()
 
     def _receive(self, request: ClaimRequest, reply: ExchangeReply) -> None:
-        if not reply.claimed:
+        if not (reply.claimed or reply.partial):
             self._events.emit(event.WorkerGetJobEmpty(worker=self._slots.any))
         saw_all = not (reply.contended or request.mark or request.partial) and reply.next_queue == 0
         self._found_nothing = saw_all and not reply.claimed and not self._planner.is_due
