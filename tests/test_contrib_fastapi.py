@@ -124,9 +124,10 @@ class TestBoundApp:
         assert [job.id for job in app.utils.list_jobs_sync()] == [kept]
         app.close_sync()
 
-    def test_what_gives_no_session_is_refused(self) -> None:
+    @pytest.mark.parametrize("given", [AsyncSession, Annotated[AsyncSession, "no dependency"], None])
+    def test_what_gives_no_session_is_refused(self, given: Any) -> None:
         with pytest.raises(ConfigurationError, match="takes what gives the endpoint its session"):
-            bound_app(App(), AsyncSession)
+            bound_app(App(), given)
 
 
 class TestHealth:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shlex
@@ -145,6 +146,9 @@ async def test_other_examples_of_the_fastapi_guide_run(
 ) -> None:
     url = make_url(empty_database).render_as_string(hide_password=False)
     page = load_program("fastapi", url, monkeypatch)
+    names = await page.run()
+    await asyncio.to_thread(names["test_order_sends_a_receipt"])
+    names["app"].close_sync()
     names = await page.run(2)
     with TestClient(names["web"]) as client:
         assert client.get("/health/ready").json()["worker_id"]

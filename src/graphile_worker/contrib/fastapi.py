@@ -63,13 +63,8 @@ def bound_app(app: App, session: Any, *, require_transaction: bool = False) -> C
         ...     client.post("/greetings/Ann").json()
         'hello'
     """
-    if isinstance(session, params.Depends):
-        annotation: Any = Annotated[Any, session]
-    elif get_origin(session) is Annotated:
-        annotation = session
-    elif callable(session) and not isinstance(session, type):
-        annotation = Annotated[Any, Depends(session)]
-    else:
+    annotation = _annotation(session)
+    if annotation is None:
         raise ConfigurationError(
             f"bound_app takes what gives the endpoint its session, not {session!r}. Pass the function, "
             "Depends(...), or Annotated[AsyncSession, Depends(...)]."
@@ -80,6 +75,17 @@ def bound_app(app: App, session: Any, *, require_transaction: bool = False) -> C
 
     bind.__annotations__["session"] = annotation
     return bind
+
+
+def _annotation(session: Any) -> Any:
+    """Return the annotation of a parameter that receives the session; None if it cannot."""
+    if isinstance(session, params.Depends):
+        return Annotated[Any, session]
+    if get_origin(session) is Annotated:
+        has_dependency = any(isinstance(one, params.Depends) for one in session.__metadata__)
+        return session if has_dependency else None
+    is_function = callable(session) and not isinstance(session, type)
+    return Annotated[Any, Depends(session)] if is_function else None
 
 
 def health_router(app: App) -> APIRouter:
