@@ -183,18 +183,21 @@ async def test_invoice_of_a_killed_worker_is_written_once(project: Project, empt
         async with connect(empty_database) as other, other.transaction():
             await other.execute("select from orders where id = $1 for update", order)
             async with run(project, project.work, empty_database, LEASES) as killed:
-                await until(is_writing, "the worker waits for the order in its transaction")
+                await until(is_writing, "the worker waits for the order in its transaction", within=60)
                 killed.send(signal.SIGKILL)
                 await killed.end()
         [left] = await db.fetch("select id, attempts from graphile_worker._private_jobs")
         assert tuple(left) == (job, 1)
 
+        async def is_invoiced() -> bool:
+            return bool(await db.fetchval("select invoiced from orders where id = $1", order))
+
         async with run(project, project.work, empty_database, LEASES) as worker:
+            await until(is_invoiced, "another worker has written the invoice", within=60)
             await worker.until(f"Sent the receipt for order {order}")
             worker.send(signal.SIGTERM)
             await worker.end()
             assert worker.text.count("Sent the receipt") == 1
-        assert await db.fetchval("select invoiced from orders where id = $1", order)
         assert await count(db) == 0
 
 

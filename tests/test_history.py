@@ -542,7 +542,7 @@ class TestWorker:
             return await get(db, job["id"]) is None
 
         async with running({"sleep": sleep}, database, history="all", **leases):
-            await until(is_gone, "the job is complete")
+            await until(is_gone, "the job is complete", within=60)
         async with App(database) as app:
             outcomes = [(one.attempt, one.outcome) for one in await app.utils.job_history(job["id"])]
         assert outcomes == ([(1, "completed")] if is_recorded else [(1, "worker_died"), (2, "completed")])

@@ -92,7 +92,7 @@ class TestProgress:
                 async def visible() -> bool:
                     return await job.progress() is not None
 
-                await until(visible, "the progress is stored")
+                await until(visible, "the progress is stored", within=60)
                 found = await job.progress()
                 assert found is not None
                 assert (found.value, found.message) == (0.5, "half")

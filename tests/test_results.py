@@ -211,6 +211,21 @@ class TestResult:
         copy = pickle.loads(pickle.dumps(error))
         assert (str(copy), copy.traceback) == (str(error), error.traceback)
 
+    @pytest.mark.parametrize(
+        ("error_type", "message", "shown"),
+        [
+            ("ValueError", "no", "ValueError: no"),
+            ("KeyError", "KeyError: 'to'", "KeyError: 'to'"),
+            ("shop.OrderError", "OrderError", "OrderError"),
+            ("httpx.ReadTimeout", "", "httpx.ReadTimeout"),
+            (None, "no", "no"),
+            (None, "", ""),
+        ],
+    )
+    def test_error_names_the_type_once(self, error_type: str | None, message: str, shown: str) -> None:
+        error = JobFailedError(7, "total", message, error_type=error_type)
+        assert str(error) == f"Job 7 (total) failed: {shown}"
+
     async def test_failed_job_raises_even_after_its_row_is_removed(
         self, database: str, db: asyncpg.Connection
     ) -> None:

@@ -234,7 +234,9 @@ class JobFailedError(JobError):
         self.error_type = error_type
         self.error_message = error_message
         self.traceback = traceback
-        error = ": ".join(part for part in (error_type, error_message) if part)
+        # A message that would say little by itself was stored with its type, for example "KeyError: 'to'".
+        has_type = error_message.partition(":")[0] == (error_type or "").rpartition(".")[2]
+        error = error_message if has_type else ": ".join(filter(None, (error_type, error_message)))
         super().__init__(f"{_describe_job(job_id, task_identifier)} failed: {error}")
         if traceback:
             self.add_note(f"In the worker:\n{traceback.rstrip()}")
