@@ -30,6 +30,7 @@ test-all: $(STAMP) peers ## Run the slow tests, and all tests on older PostgreSQ
 
 bench: $(STAMP) bench-peers ## Compare with other queues: 15 minutes, or 2 with QUICK=1
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
+	$(BIN)/python -m benchmarks.telemetry --only prometheus $(if $(QUICK),--rounds 4)
 
 bench-scaling: $(STAMP) bench-peers ## Measure scaling: 15 minutes, or 2 with QUICK=1
 	$(BIN)/python -m benchmarks scaling $(if $(QUICK),--quick)

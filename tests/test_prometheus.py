@@ -23,11 +23,13 @@ from graphile_worker import (
     Events,
     Fail,
     JobSpec,
+    Middleware,
     Snooze,
     WorkerUtils,
     events as event,
     run,
 )
+from graphile_worker.middleware import AttachedWorker
 from graphile_worker.telemetry.exporter import QueueExporter
 from graphile_worker.telemetry.metric_table import METRICS, PREFIX, QUEUE_METRICS, WORKER_METRICS
 from graphile_worker.telemetry.prometheus import PrometheusMetrics
@@ -445,3 +447,22 @@ class TestDeployedFiles:
             assert f"| {metric.kind} |" in row
             for label in metric.labels:
                 assert f"`{label}`" in row
+
+
+async def test_failing_listener_for_recorded_jobs_does_not_stop_the_worker(
+    database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Middleware):
+        def attach(self, worker: AttachedWorker) -> None:
+            worker.on_recorded(self.fail)
+
+        @staticmethod
+        def fail(_runs: Any) -> None:
+            raise ValueError("cannot count")
+
+    recorder = EventRecorder()
+    async with running({"task": nothing}, database, recorder=recorder, middleware=[Broken()]) as runner:
+        for _ in range(2):
+            await runner.add_job("task", {})
+        await recorder.until("job:complete", 2)
+    assert "A listener for recorded jobs failed" in caplog.text

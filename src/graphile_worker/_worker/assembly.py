@@ -149,6 +149,7 @@ class Parts:
             pages,
             lambda: self.session.pool.server,
             self._options.cron_items or (),
+            self._claimed_jobs.slots.recorded_listeners,
         )
         try:
             for middleware in self._options.middleware:

@@ -31,6 +31,7 @@ class AttachedWorker:
         pages: The pages of the worker's health port, by path.
         server: Returns the host and the port of the database, as far as they are known.
         cron_items: The recurring tasks that the worker schedules.
+        recorded_listeners: The functions that the worker calls with recorded runs.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class AttachedWorker:
         pages: dict[str, MetricsPage],
         server: Callable[[], tuple[str | None, int | None]] = lambda: (None, None),
         cron_items: Sequence[CronItem] = (),
+        recorded_listeners: list[Callable[[Sequence[Any]], object]] | None = None,
     ) -> None:
         self.worker_pool = worker_pool
         self._events = events
         self._pages = pages
         self._listeners: list[tuple[type[Event] | str, Callable[[Any], object]]] = []
+        self._recorded_listeners = [] if recorded_listeners is None else recorded_listeners
         self._on_end: list[Callable[[], object]] = []
         self._around_own_work: list[Callable[[], AbstractContextManager[object]]] = []
         self.cron_items = tuple(cron_items)
@@ -62,6 +65,14 @@ class AttachedWorker:
         """Call the listener for each event of this kind from this worker's emitter, until the worker ends."""
         self._events.on(event, listener)
         self._listeners.append((event, listener))
+
+    def on_recorded(self, listener: Callable[[Sequence[Any]], object]) -> None:
+        """Call the listener with all runs whose outcomes an exchange has recorded, until the worker ends.
+
+        It costs less than a listener for `JobComplete`, which is called for each job. A run has the job in
+        ``claimed.job``, and `duration`, `since`, `error` and `outcome`. It must not be kept.
+        """
+        self._recorded_listeners.append(listener)
 
     def on_end(self, function: Callable[[], object]) -> None:
         """Call a function when the worker has ended."""
@@ -96,6 +107,7 @@ class AttachedWorker:
         for event, listener in self._listeners:
             self._events.off(event, listener)
         self._listeners.clear()
+        self._recorded_listeners.clear()
         functions, self._on_end = self._on_end, []
         for function in functions:
             function()

@@ -10,6 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from graphile_worker import events as event
+from graphile_worker._base.logs import library_logger as logger
 from graphile_worker._worker.execution.job_events import (
     JobRun,
     emit_ended,
@@ -66,6 +67,8 @@ class Slots:
         """The slots that run no job."""
         self._running: dict[ClaimedJob, JobRun] = {}
         self._ended: dict[ClaimedJob, JobRun] = {}
+        self.recorded_listeners: list[Callable[[Sequence[JobRun]], object]] = []
+        """Called with the runs whose outcomes an exchange has recorded. An event for each costs more."""
         self._outcomes: Counter[type[Outcome]] = Counter()
         """The number of recorded outcomes of each kind."""
 
@@ -214,9 +217,18 @@ class Slots:
             self._outcomes.update(map(_outcome, recorded))
             if self._tally is not None:
                 self._tally.add(recorded)
+            if recorded and self.recorded_listeners:
+                self._call_listeners(recorded)
         if self._events.wants(kind):
             for run in ended:
                 emit_settled(self._events, run, kind)
+
+    def _call_listeners(self, recorded: Sequence[JobRun]) -> None:
+        for listener in self.recorded_listeners:
+            try:
+                listener(recorded)
+            except Exception:  # an integration must not stop the worker
+                logger.exception("A listener for recorded jobs failed")
 
     def give_up(self, error: BaseException) -> None:
         """Emit that the outcomes of ended jobs will not be recorded."""
