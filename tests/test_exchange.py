@@ -110,17 +110,14 @@ async def other(database: str) -> AsyncIterator[asyncpg.Connection]:
     await connection.close()
 
 
-@pytest.fixture
-def small() -> bool:
-    """Whether the worker makes small exchanges as plain statements."""
-    return False
-
-
-on_both_planes = pytest.mark.parametrize("small", [False, True], ids=["function", "plain statements"])
+on_both_planes = pytest.mark.parametrize(
+    "worker", [False, True], ids=["function", "plain statements"], indirect=True
+)
 
 
 @pytest.fixture
-async def worker(database: str, small: bool) -> AsyncIterator[ExchangeWorker]:
+async def worker(database: str, request: pytest.FixtureRequest) -> AsyncIterator[ExchangeWorker]:
+    small = getattr(request, "param", False)
     connection = await asyncpg.connect(
         database, server_settings={"search_path": "pg_catalog, pg_temp"} if small else {}
     )

@@ -227,7 +227,7 @@ async def new_session_waits_for_an_exchange(db: asyncpg.Connection, worker: Exch
 
 async def exchange_never_waits_for_a_new_session(db: asyncpg.Connection, worker: ExchangeWorker) -> bool:
     await exchange(worker)
-    await worker.connection.execute("set lock_timeout = 0; set statement_timeout = 300")
+    await worker.connection.execute("set lock_timeout = 0; set statement_timeout = 1000")
     async with db.transaction():
         await db.execute("select from graphile_worker._private_python_sessions for update")
         try:
