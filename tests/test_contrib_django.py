@@ -1,7 +1,7 @@
 """The Django app: a project's own tests under two versions of Django, and its worker from manage.py.
 
-The project is in tests/django_project. Its tests run as those of any Django project do: with `manage.py test` on the
-Django of this environment, and with pytest-django on Django 6, if tools/fetch_peers.py could install it.
+The project is in tests/django_project. Its tests run as those of any Django project do: with `manage.py test`
+on the Django of this environment, and with pytest-django on Django 6, if tools/fetch_peers.py could install it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -35,7 +36,7 @@ DJANGO_6 = ROOT / ".cache" / "peers" / "django-6"
 
 @asynccontextmanager
 async def run(
-    dsn: str, *command: str, python: Path | None = None, folder: Path = PROJECT, **environment: str
+    dsn: str, *command: str, python: Path | None = None, folder: Path = PROJECT, **environment: Any
 ) -> AsyncIterator[Program]:
     """Run Python in the project."""
     given = {
@@ -51,7 +52,7 @@ async def run(
         yield running
 
 
-async def manage(dsn: str, *command: str, **environment: str) -> str:
+async def manage(dsn: str, *command: str, **environment: Any) -> str:
     """Run manage.py to its end, and return its output."""
     async with run(dsn, "manage.py", *command, **environment) as running:
         assert await running.end_at_any_time() == 0, running.text
@@ -131,7 +132,7 @@ async def test_dev_restarts_the_worker_when_a_file_changes_and_waits_out_a_synta
     tasks = project / "shop" / "tasks.py"
     text = tasks.read_text()
     # A file that changes twice in a second would still have the bytecode of before.
-    fresh = {"PYTHONDONTWRITEBYTECODE": "1"}
+    fresh: dict[str, Any] = {"PYTHONDONTWRITEBYTECODE": "1"}
     async with run(database, "manage.py", "graphile_worker", "dev", folder=project, **fresh) as running:
         await running.until("Worker connected")
         tasks.write_text(text + "\n\n@app.task\ndef added() -> None:\n    print('first version')\n")

@@ -218,10 +218,8 @@ def _call_function(
     function: Callable[[], Any], handler: TaskHandler, job: Job, call: Call, forks: ForkGuard
 ) -> Any:
     """Call the task's function and return its result. Await an awaitable on a new event loop."""
-    if call.batch is not None and not call.batch.valid_items:
-        value = None  # every item has the wrong type
-    else:
-        value = function()
+    # Without valid items, every item has the wrong type.
+    value = None if call.batch is not None and not call.batch.valid_items else function()
     if call.batch is None and not inspect.isawaitable(value):
         return value
 

@@ -1,4 +1,4 @@
-"""The queue's settings: ``settings.GRAPHILE_WORKER``, and the connection string from ``settings.DATABASES``."""
+"""The queue's settings, ``settings.GRAPHILE_WORKER``, and a connection string from ``settings.DATABASES``."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _PASSED_ON = (
     "sslrootcert",
     "target_session_attrs",
 )
-"""Keys of a database's OPTIONS that a worker's own connections use too. The others configure psycopg or Django."""
+"""Keys of OPTIONS that a worker's own connections use too. The others configure psycopg or Django."""
 
 
 def read_setting(key: str, default: Any = None) -> Any:
@@ -99,7 +99,7 @@ def _load(middleware: Any) -> Any:
 
 
 def find_dsn(alias: str) -> str:
-    """Return a connection string for a database of ``settings.DATABASES``; of the test database, in tests.
+    """Return a connection string for a database of ``settings.DATABASES``; in tests, for the test database.
 
     Raises:
         ConfigurationError: There is no such database, or it is not PostgreSQL.
@@ -114,8 +114,8 @@ def find_dsn(alias: str) -> str:
     connection = connections[alias]
     if connection.vendor != "postgresql":
         raise ConfigurationError(
-            f"The database {alias!r} is {connection.vendor}, and the queue needs PostgreSQL. Name another one "
-            f'in settings.{SETTING}["DATABASE"].'
+            f"The database {alias!r} is {connection.vendor}, and the queue needs PostgreSQL. Name another "
+            f'one in settings.{SETTING}["DATABASE"].'
         )
     return as_dsn(connection.settings_dict)
 

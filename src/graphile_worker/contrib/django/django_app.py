@@ -120,7 +120,7 @@ class DjangoApp(App):
     def include_tasks(self, module: ModuleType) -> None:
         """Add the tasks of a module that were declared without an app, if there are any."""
         tasks = (task_of(thing) for thing in vars(module).values())
-        self.include([task for task in tasks if task is not None and task._is_unattached])  # noqa: SLF001
+        self.include([task for task in tasks if task is not None and task._is_unattached])
 
     def on_django(self, connection: AnyConnection | None) -> AnyConnection:
         """Return the given connection, or else the one of Django's database."""
@@ -177,7 +177,7 @@ class DjangoApp(App):
         return super().cancel_job_sync(job_id, reason, connection=self.on_django(connection))
 
     def _add_jobs_through(self, utils: WorkerUtils) -> None:
-        """Do nothing: a process for tasks has a Django connection, so its jobs are part of its transaction."""
+        """Do nothing: a task process adds jobs on its own Django connection, in its transaction."""
 
     async def _call_spec(
         self, spec: JobSpec, limit: float | None, *, connection: AnyConnection | None = None

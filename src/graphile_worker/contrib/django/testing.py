@@ -1,7 +1,7 @@
 """Run jobs in Django's tests, in the transaction of the test.
 
-In a `TestCase`, jobs that the code adds are in the test's transaction, so no worker sees them. `run_jobs` runs
-them there: plain functions on the thread of the test, so that they use the same connection.
+In a `TestCase`, jobs that the code adds are in the test's transaction, so no worker sees them. `run_jobs`
+runs them there: plain functions on the thread of the test, so that they use the same connection.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ class GraphileWorkerMixin:
 
     def assert_enqueued(self, task: Any, payload: Any = None, /, **arguments: Any) -> Job:
         """Fail unless a matching job waits to run: see `graphile_worker.testing.assert_enqueued`."""
-        return _checked(assertions.assert_enqueued, task, payload, arguments)
+        job: Job = _checked(assertions.assert_enqueued, task, payload, arguments)
+        return job
 
     def assert_not_enqueued(self, task: Any, payload: Any = None, /, **arguments: Any) -> None:
         """Fail if a matching job waits to run."""
