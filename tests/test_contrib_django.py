@@ -1,7 +1,7 @@
 """The Django app: a project's own tests under two versions of Django, and its worker from manage.py.
 
 The project is in tests/django_project. Its tests run as those of any Django project do: with `manage.py test`
-on the Django of this environment, and with pytest-django on Django 6, if tools/fetch_peers.py could install it.
+on the Django of this environment, and with pytest-django on Django 6, which tools/fetch_peers.py installs.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class GraphileWorkerBackend(BaseTaskBackend):
         """
         if not self.supports_get_result:
             raise NotImplementedError(
-                'Results are not kept. Set GRAPHILE_WORKER["HISTORY"] = "all", or the backend\'s option "results".'
+                'Results are not kept. Set GRAPHILE_WORKER["HISTORY"] = "all", or the option "results".'
             )
         from graphile_worker.contrib.django.models import Attempt, Job  # noqa: PLC0415 - apps must be loaded
 

@@ -55,16 +55,20 @@ def read_setting(key: str, default: Any = None) -> Any:
 
 
 def read_settings() -> Mapping[str, Any]:
-    """Return ``settings.GRAPHILE_WORKER``."""
+    """Return ``settings.GRAPHILE_WORKER``; an empty dictionary if it is not one, which a check reports."""
     try:
-        given = getattr(settings, SETTING, None) or {}
+        given = getattr(settings, SETTING, None)
     except ImproperlyConfigured as error:
         raise ConfigurationError(
             "Django's settings are not configured. Set DJANGO_SETTINGS_MODULE, and call django.setup() first."
         ) from error
-    if not isinstance(given, dict):
+    return given if isinstance(given, dict) else {}
+
+
+def check_type() -> None:
+    """Raise an error if ``settings.GRAPHILE_WORKER`` is not a dictionary."""
+    if (given := getattr(settings, SETTING, {})) and not isinstance(given, dict):
         raise ConfigurationError(f"settings.{SETTING} is {given!r}; it must be a dictionary.")
-    return given
 
 
 def unknown_keys() -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from graphile_worker._client.results import JOB_RUNNER
 from graphile_worker.app import App
 from graphile_worker.contrib.django import configuration
 from graphile_worker.contrib.django.connections import DjangoConnections
+from graphile_worker.errors import GraphileWorkerError
 from graphile_worker.tasks import task_of
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class DjangoApp(App):
     def __init__(self, *, database: str | None = None, **settings: Any) -> None:
         self._database = database
         self._connections = DjangoConnections(self)
+        self.settings_error: Exception | None = None
+        """The mistake in ``settings.GRAPHILE_WORKER`` that has kept the app from applying it."""
         self.on_running: Callable[[Runner], None] | None = None
         """Called with each worker that `running` has started."""
         middleware = [self._connections, *(settings.pop("middleware", None) or ())]
@@ -104,11 +107,18 @@ class DjangoApp(App):
             await self._connections.close()
 
     def read_settings(self) -> None:
-        """Apply ``settings.GRAPHILE_WORKER``. Django calls it at its start, by the app's configuration."""
-        given = configuration.app_settings()
-        if given:
-            self.close_sync()
-            self.configure(**given)
+        """Apply ``settings.GRAPHILE_WORKER``. The app's configuration calls it when Django starts.
+
+        An error is kept in `settings_error`, so that ``manage.py check`` reports it.
+        """
+        self.settings_error = None
+        try:
+            configuration.check_type()
+            if given := configuration.app_settings():
+                self.close_sync()
+                self.configure(**given)
+        except (GraphileWorkerError, ImportError, TypeError) as error:
+            self.settings_error = error
 
     def configure(self, **settings: Any) -> None:
         """Change settings of the app before it opens a connection: see `App.configure`."""

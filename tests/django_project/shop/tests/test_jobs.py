@@ -111,6 +111,8 @@ class JobsInTransactions(GraphileWorkerMixin, TestCase):
             ({"HISTRY": "all"}, "Did you mean HISTORY?"),
             ({"DATABASE": "nope"}, "settings.DATABASES has no 'nope'"),
             (["SCHEMA"], "it must be a dictionary"),
+            ({"HISTORY": "al"}, "al"),
+            ({"MIDDLEWARE": ["no.such.Middleware"]}, "no"),
         ):
             with (
                 self.subTest(given),
