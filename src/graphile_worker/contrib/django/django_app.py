@@ -73,6 +73,8 @@ class DjangoApp(App):
         self._connections = DjangoConnections(self)
         self.settings_error: Exception | None = None
         """The mistake in ``settings.GRAPHILE_WORKER`` that has kept the app from applying it."""
+        self._before: dict[str, Any] = {}
+        """What the settings were that ``settings.GRAPHILE_WORKER`` has changed."""
         self.on_running: Callable[[Runner], None] | None = None
         """Called with each worker that `running` has started."""
         middleware = [self._connections, *(settings.pop("middleware", None) or ())]
@@ -114,9 +116,12 @@ class DjangoApp(App):
         self.settings_error = None
         try:
             configuration.check_type()
-            if given := configuration.app_settings():
+            given = configuration.app_settings()
+            reset = {name: default for name, default in self._before.items() if name not in given}
+            if given or reset:
                 self.close_sync()
-                self.configure(**given)
+                self._before = {name: self._before.get(name, self.settings[name]) for name in given}
+                self.configure(**reset, **given)
         except (GraphileWorkerError, ImportError, TypeError) as error:
             self.settings_error = error
 
