@@ -33,7 +33,6 @@ KEYS = ("DATABASE", "TASK_MODULES", *APP_SETTINGS)
 DEFAULT_DATABASE = "default"
 DEFAULT_TASK_MODULES = ("tasks",)
 _PASSED_ON = (
-    "application_name",
     "connect_timeout",
     "options",
     "passfile",
