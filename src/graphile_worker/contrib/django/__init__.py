@@ -17,10 +17,4 @@ from graphile_worker.contrib.django.django_app import DjangoApp
 __all__ = ["DjangoApp", "app"]
 
 app = DjangoApp()
-"""The queue of the project.
-
-Example:
-    >>> from graphile_worker.contrib.django import app
-    >>> app.settings["schema"] is None
-    True
-"""
+"""The queue of the project."""

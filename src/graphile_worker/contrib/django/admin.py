@@ -39,6 +39,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):
     paginator = BoundedPaginator
     show_full_result_count = False
     list_per_page = 50
+    sortable_by = ()  # most columns have no index
 
     def has_add_permission(self, request: Any) -> bool:  # noqa: ARG002 - Django's signature
         """Return that rows cannot be added."""

@@ -64,6 +64,11 @@ class GraphileWorkerTask(Task):
         serial: Name of a serial queue, whose jobs run one after another.
         timeout: How long an attempt may run, in seconds or as a timedelta.
         retry: The retry policy, as in ``@app.task(retry=...)``.
+
+    Example:
+        >>> from shop.tasks import add
+        >>> add.using(priority=10, max_attempts=3, serial="sums").max_attempts
+        3
     """
 
     max_attempts: int | None = None

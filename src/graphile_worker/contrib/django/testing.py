@@ -51,6 +51,11 @@ def run_jobs(
 
     Returns:
         How many jobs succeeded, failed, were snoozed and were cancelled.
+
+    Example:
+        >>> from graphile_worker.contrib.django.testing import run_jobs
+        >>> run_jobs().succeeded
+        0
     """
     return async_to_sync(arun_jobs)(app, clock=clock, limit=limit, raise_errors=raise_errors)
 

@@ -1,6 +1,7 @@
 """Jobs in tests: in the test's transaction, run by the test, and gone at its end."""
 
 import asyncio
+import doctest
 import io
 from typing import Any
 
@@ -11,7 +12,7 @@ from django.db import connection, connections, transaction
 from django.test import TestCase, TransactionTestCase, override_settings
 
 from graphile_worker import InvalidJobError, JobSpec
-from graphile_worker.contrib.django import app
+from graphile_worker.contrib.django import app, backend, configuration, django_app, models, testing
 from graphile_worker.contrib.django.models import Attempt, Job, ReadOnlyError, Task
 from graphile_worker.contrib.django.testing import GraphileWorkerMixin, arun_jobs
 from graphile_worker.errors import ConfigurationError
@@ -120,6 +121,15 @@ class JobsInTransactions(GraphileWorkerMixin, TestCase):
                 override_settings(GRAPHILE_WORKER=given),
             ):
                 call_command("check", stderr=io.StringIO())
+
+
+class Docstrings(TestCase):
+    def test_examples_in_docstrings_run(self) -> None:
+        for module in (backend, configuration, django_app, models, testing):
+            with self.subTest(module.__name__):
+                result = doctest.testmod(module)
+                self.assertGreater(result.attempted, 0)
+                self.assertEqual(result.failed, 0)
 
 
 class JobsThatAreCommitted(TransactionTestCase):
