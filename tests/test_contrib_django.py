@@ -76,6 +76,11 @@ async def test_project_passes_its_tests_with_the_test_runner_of_django(database:
     assert "\nOK" in output
 
 
+@pytest.mark.slow
+async def test_test_database_without_migrations_gets_the_schema(database: str) -> None:
+    assert "\nOK" in await manage(database, "test", "--noinput", "shop.tests.test_django_tasks", MIGRATE="no")
+
+
 async def test_project_and_djangos_own_task_tests_pass_on_django_6_with_pytest(database: str) -> None:
     if not (DJANGO_6 / ".done").exists():
         missing("Django 6 is not installed: run tools/fetch_peers.py, with Python 3.12 or newer")

@@ -75,7 +75,7 @@ PUBLIC_MEMBERS = {
         health start stop summary wait
     """,
     "Middleware": """
-        attach claim_limit enqueue execute
+        attach call claim_limit enqueue execute
     """,
     "JobSpec": """
         flags identifier job_key job_key_mode max_attempts payload priority queue_name replace run_at
