@@ -1,7 +1,7 @@
 """The Django app: a project's own tests under two versions of Django, and its worker from manage.py.
 
-The project is in tests/django_project. Its tests run as those of any Django project do: with `manage.py test` on the
-Django of this environment, and with pytest-django on Django 6, if tools/fetch_peers.py could install it.
+The project is in tests/django_project. Its tests run as those of any Django project do: with `manage.py test`
+on the Django of this environment, and with pytest-django on Django 6, which tools/fetch_peers.py installs.
 """
 
 from __future__ import annotations
@@ -12,10 +12,17 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import asyncpg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
+from graphile_worker import WorkerUtils
+from graphile_worker._db.connection.dsn import parse_dsn
+from graphile_worker._db.schema.steps import OWN_MIGRATIONS
+from graphile_worker.contrib.django.configuration import as_dsn
 from support import stacks
 from support.node import missing
 from support.postgres import ROOT
@@ -35,7 +42,7 @@ DJANGO_6 = ROOT / ".cache" / "peers" / "django-6"
 
 @asynccontextmanager
 async def run(
-    dsn: str, *command: str, python: Path | None = None, folder: Path = PROJECT, **environment: str
+    dsn: str, *command: str, python: Path | None = None, folder: Path = PROJECT, **environment: Any
 ) -> AsyncIterator[Program]:
     """Run Python in the project."""
     given = {
@@ -51,7 +58,7 @@ async def run(
         yield running
 
 
-async def manage(dsn: str, *command: str, **environment: str) -> str:
+async def manage(dsn: str, *command: str, **environment: Any) -> str:
     """Run manage.py to its end, and return its output."""
     async with run(dsn, "manage.py", *command, **environment) as running:
         assert await running.end_at_any_time() == 0, running.text
@@ -67,6 +74,11 @@ async def add_job(dsn: str, identifier: str, payload: str = "{}") -> None:
 async def test_project_passes_its_tests_with_the_test_runner_of_django(database: str) -> None:
     output = await manage(database, "test", "--noinput")
     assert "\nOK" in output
+
+
+@pytest.mark.slow
+async def test_test_database_without_migrations_gets_the_schema(database: str) -> None:
+    assert "\nOK" in await manage(database, "test", "--noinput", "shop.tests.test_django_tasks", MIGRATE="no")
 
 
 async def test_project_and_djangos_own_task_tests_pass_on_django_6_with_pytest(database: str) -> None:
@@ -109,6 +121,7 @@ async def test_queue_may_be_in_another_database_than_the_default_one(database: s
     assert "Traceback" not in running.text
 
 
+@pytest.mark.slow
 async def test_supervisor_starts_processes_with_the_settings_of_the_project(database: str) -> None:
     await manage(database, "migrate")
     command = ("manage.py", "graphile_worker", "run", "--processes", "2")
@@ -131,7 +144,7 @@ async def test_dev_restarts_the_worker_when_a_file_changes_and_waits_out_a_synta
     tasks = project / "shop" / "tasks.py"
     text = tasks.read_text()
     # A file that changes twice in a second would still have the bytecode of before.
-    fresh = {"PYTHONDONTWRITEBYTECODE": "1"}
+    fresh: dict[str, Any] = {"PYTHONDONTWRITEBYTECODE": "1"}
     async with run(database, "manage.py", "graphile_worker", "dev", folder=project, **fresh) as running:
         await running.until("Worker connected")
         tasks.write_text(text + "\n\n@app.task\ndef added() -> None:\n    print('first version')\n")
@@ -156,3 +169,68 @@ async def test_dev_restarts_the_worker_when_a_file_changes_and_waits_out_a_synta
             await db.close()
 
     await until(no_worker, "the workers have deregistered")
+
+
+def test_djangos_migrations_install_the_newest_schema() -> None:
+    folder = ROOT / "src" / "graphile_worker" / "contrib" / "django" / "migrations"
+    newest = max(folder.glob("[0-9]*.py")).read_text()
+    assert f"InstallSchema({OWN_MIGRATIONS[-1].id})" in newest, "add a migration: see ARCHITECTURE.md"
+
+
+@pytest.mark.parametrize(
+    ("database", "expected"),
+    [
+        ({"NAME": "shop"}, "postgresql:///shop"),
+        ({"NAME": "shop", "HOST": "db", "PORT": 5433}, "postgresql://db:5433/shop"),
+        ({"NAME": "a b", "USER": "me@x", "PASSWORD": "p/?#%:", "HOST": "db"}, None),
+        ({"NAME": "shop", "USER": "me", "PASSWORD": "no&t?", "HOST": "/run/pg", "PORT": "5433"}, None),
+        ({"NAME": "shop", "USER": "me", "HOST": "::1", "PORT": 1}, "postgresql://me@[::1]:1/shop"),
+        (
+            {
+                "NAME": "",
+                "OPTIONS": {"service": "shop", "pool": True, "isolation_level": 4, "sslmode": "require"},
+            },
+            "postgresql:///?service=shop&sslmode=require",
+        ),
+        (
+            {"NAME": "shop", "OPTIONS": {"options": "-c search_path=x,y", "assume_role": "owner"}},
+            "postgresql:///shop?options=-c+search_path%3Dx%2Cy&role=owner",
+        ),
+    ],
+)
+def test_connection_string_has_the_parameters_of_the_settings(
+    database: dict[str, Any], expected: str | None
+) -> None:
+    given = as_dsn(database)
+    assert expected is None or given == expected
+    if "service" not in given:
+        parsed = connection_parameters(given)
+        assert parsed["database"] == database["NAME"]
+        assert parsed["user"] == database.get("USER", parsed["user"])
+        assert parsed["password"] == database.get("PASSWORD", parsed["password"])
+
+
+def connection_parameters(dsn: str) -> dict[str, Any]:
+    """Return what asyncpg reads from the connection string, without connecting."""
+    target = parse_dsn(dsn).arguments["dsn"]
+    parts = urlsplit(target)
+    query = dict(parse_qsl(parts.query))
+    return {
+        "database": unquote(parts.path[1:]),
+        "user": query.get("user", unquote(parts.username or "")),
+        "password": query.get("password", unquote(parts.password or "")),
+    }
+
+
+async def test_worker_connects_with_a_role_and_options_of_the_settings(database: str) -> None:
+    given = conninfo_to_dict(database)
+    settings = {
+        "NAME": given["dbname"],
+        "USER": given.get("user", ""),
+        "HOST": given.get("host", ""),
+        "PORT": given.get("port", ""),
+        "OPTIONS": {"assume_role": "pg_monitor", "options": "-c work_mem=5MB"},
+    }
+    async with WorkerUtils(as_dsn(settings)) as utils, utils.connection() as connection:
+        row = await connection.fetchrow("select current_user, current_setting('work_mem')")
+        assert tuple(row or ()) == ("pg_monitor", "5MB")

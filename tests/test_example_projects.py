@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from graphile_worker.testing import Databases
+from support import stacks
 from support.jobs import count
 from support.postgres import ROOT
 from support.programs import Program, program
@@ -63,9 +64,9 @@ PROJECTS = {
         ),
         Project(
             "django_shop",
-            ("python manage.py migrate", "graphile-worker migrate"),
+            ("python manage.py migrate",),
             "python manage.py runserver",
-            "graphile-worker run shop.worker:app",
+            "python manage.py graphile_worker run",
             "--noreload 0",
         ),
     ]
@@ -205,3 +206,9 @@ async def test_migrations_of_the_django_example_are_current(empty_database: str)
     command = "python manage.py makemigrations --check --dry-run"
     async with run(PROJECTS["django_shop"], command, empty_database) as checking:
         assert await checking.end() == 0, checking.text
+
+
+async def test_django_example_passes_its_own_tests(empty_database: str) -> None:
+    stacks.skip_old_server_for_django(empty_database)
+    async with run(PROJECTS["django_shop"], "python manage.py test --noinput", empty_database) as testing:
+        assert await testing.end() == 0, testing.text

@@ -1,9 +1,9 @@
 """Fetch what the tests need into .cache/peers: npm packages, and an environment with Django 6.
 
-Django 6 needs Python 3.12. Its environment also has Django's own tests of ``django.tasks``. With ``--python``,
-also install the Python job queues that the benchmarks compare with, into their own environment. The program
-prints a line for each package that it cannot fetch, for example without npm, without a network, or without a
-build for this platform. Tests that need a missing package are skipped with a reason, or fail if
+Django 6 needs Python 3.12. Its environment also has Django's own tests of ``django.tasks``. With
+``--python``, also install the Python job queues that the benchmarks compare with, into their own environment.
+The program prints a line for each package that it cannot fetch, for example without npm, without a network,
+or without a build for this platform. Tests that need a missing package are skipped with a reason, or fail if
 PEERS_REQUIRED is set. The benchmarks run without it.
 """
 
@@ -16,9 +16,12 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 from time import sleep
 
 PEERS = Path(__file__).parent.parent / ".cache" / "peers"

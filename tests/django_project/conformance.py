@@ -3,8 +3,9 @@
 from typing import Any
 
 from django.test import TestCase, override_settings
-from graphile_worker.contrib.django.backend import GraphileWorkerBackend
 from tasks.test_tasks import TaskTestCase
+
+from graphile_worker.contrib.django.backend import GraphileWorkerBackend
 
 
 class RecordingBackend(GraphileWorkerBackend):

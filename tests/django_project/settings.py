@@ -13,6 +13,7 @@ _postgresql = {
     "PASSWORD": _given.get("password", ""),
     "HOST": _given.get("host", ""),
     "PORT": _given.get("port", ""),
+    "TEST": {"MIGRATE": os.environ.get("MIGRATE") != "no"},
     "CONN_MAX_AGE": None,  # threads keep their connections, which may be lost
 }
 _sqlite = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
 from time import monotonic
@@ -25,14 +24,13 @@ from graphile_worker._worker.execution.executor import Executor
 from graphile_worker._worker.execution.handlers import read_handlers, read_specs
 from graphile_worker._worker.execution.job_log import JobLog
 from graphile_worker._worker.execution.slots import Slots
-from graphile_worker._worker.execution.threads import Threads
 from graphile_worker.context import WorkerEnvironment
 from graphile_worker.errors import DatabaseError
 from graphile_worker.outcome import Cancel, Failed, Returned, Snooze, Snoozed, as_cancelled, default_delay
 from graphile_worker.testing.progress import RecordedProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
     from graphile_worker._base.logs import ScopedLogger
@@ -41,6 +39,7 @@ if TYPE_CHECKING:
     from graphile_worker._db.queries.exchange import AttemptRecord, ClaimedJob, ExchangeReply
     from graphile_worker._worker.execution.handlers import Handler, Tasks
     from graphile_worker._worker.execution.job_events import JobRun
+    from graphile_worker._worker.execution.threads import Threads
     from graphile_worker._worker.options import WorkerOptions
     from graphile_worker.middleware import Middleware
     from graphile_worker.outcome import Outcome

@@ -10,4 +10,4 @@ class Order(models.Model):
     notes = models.JSONField(default=list)
 
     def __str__(self) -> str:
-        return self.item
+        return str(self.item)

@@ -11,7 +11,7 @@ import re
 import sys
 from datetime import date, datetime
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from asyncpg.transaction import Transaction
 
@@ -29,7 +29,8 @@ _JSON = 114
 class _Row(tuple[Any, ...]):
     """A row that behaves like an asyncpg record: values by position or by column, iterating yields values."""
 
-    _names: dict[str, int]
+    __slots__ = ()
+    _names: ClassVar[dict[str, int]]
 
     def __getitem__(self, key: Any) -> Any:
         return super().__getitem__(self._names[key] if isinstance(key, str) else key)
@@ -99,7 +100,8 @@ class AdaptedConnection:
 
     def transaction(self) -> Transaction:
         """Return a transaction, or a savepoint inside one."""
-        return Transaction(self, None, readonly=False, deferrable=False)
+        connection: Any = self
+        return Transaction(connection, None, readonly=False, deferrable=False)
 
     def get_settings(self) -> Any:
         """Return the settings that the server has reported."""

@@ -1,7 +1,7 @@
 """The queue in Django's admin: jobs with actions, and lists of everything else.
 
-The lists stay fast with a million jobs: they read the newest rows by the primary key, count up to a limit, and
-offer no filter with many values.
+The lists stay fast with a million jobs: they read the newest rows by the primary key, count up to a limit,
+and offer no filter with many values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class BoundedPaginator(Paginator):
 
     @cached_property
     def count(self) -> int:
-        """The number of rows, up to a limit."""
+        """Return the number of rows, up to a limit."""
         return int(self.object_list.order_by()[:MAX_COUNT].count())
 
 
@@ -39,17 +39,18 @@ class ReadOnlyAdmin(admin.ModelAdmin):
     paginator = BoundedPaginator
     show_full_result_count = False
     list_per_page = 50
+    sortable_by = ()  # most columns have no index
 
     def has_add_permission(self, request: Any) -> bool:  # noqa: ARG002 - Django's signature
-        """Return that nobody may add rows."""
+        """Return that rows cannot be added."""
         return False
 
     def has_change_permission(self, request: Any, obj: Any = None) -> bool:  # noqa: ARG002
-        """Return that nobody may change rows."""
+        """Return that rows cannot be changed."""
         return False
 
     def has_delete_permission(self, request: Any, obj: Any = None) -> bool:  # noqa: ARG002
-        """Return that nobody may delete rows."""
+        """Return that rows cannot be deleted."""
         return False
 
 

@@ -8,6 +8,9 @@ from typing import Any
 
 from django.apps import AppConfig, apps
 from django.core.signals import setting_changed
+from django.db import connections
+from django.db.migrations.loader import MigrationLoader
+from django.db.models.signals import post_migrate
 
 from graphile_worker._tasks.task_reference import ImportState
 from graphile_worker.contrib.django import app, configuration
@@ -31,7 +34,17 @@ class GraphileWorkerConfig(AppConfig):
             ImportState.first.append(_SETUP)
         app.read_settings()
         setting_changed.connect(_on_setting_changed)
+        post_migrate.connect(_install_without_migrations, sender=self)
         discover_tasks()
+
+
+def _install_without_migrations(*, using: str, **_: Any) -> None:
+    """Install the schema in a test database that is made without migrations."""
+    from graphile_worker.contrib.django.operations import install, is_queue  # noqa: PLC0415 - needs models
+
+    module, _explicit = MigrationLoader.migrations_module(GraphileWorkerConfig.label)
+    if module is None and is_queue(connections[using]):
+        install(connections[using])
 
 
 def discover_tasks() -> None:

@@ -96,7 +96,7 @@ def _supervise() -> int:
         before = _modification_times()
         with subprocess.Popen(autoreload.get_child_arguments(), env=environment, close_fds=False) as child:
             handlers = {
-                number: signal.signal(number, lambda number, _frame: _forward(child, number))  # noqa: B023
+                number: signal.signal(number, lambda number, _frame: _forward(child, number))
                 for number in (signal.SIGINT, signal.SIGTERM)
             }
             try:

@@ -1,7 +1,7 @@
 """A backend for ``django.tasks`` (Django 6.0 and newer), and for its backport ``django-tasks`` on Django 5.2.
 
-Tasks declared with Django's ``@task`` become tasks of the project's app, so its workers run them. The name of a job's
-task is the path of the function with slashes, because a crontab allows no dots.
+Tasks declared with Django's ``@task`` become tasks of the project's app, so its workers run them. The name of
+a job's task is the path of the function with slashes, because a crontab allows no dots.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from graphile_worker._tasks.options import as_spec_options
-from graphile_worker.context import JobContext
+from graphile_worker.context import JobContext  # noqa: TC001 - the annotation is read at run time
 from graphile_worker.contrib.django import app as default_app
-from graphile_worker.contrib.django.django_app import DjangoApp
 from graphile_worker.errors import ConfigurationError, InvalidJobError
 from graphile_worker.history import AttemptOutcome
 from graphile_worker.job import MAX_IDENTIFIER_LENGTH, JobSpec
@@ -41,20 +40,21 @@ except ImportError:
         from django_tasks.utils import normalize_json
     except ImportError:
         raise ImportError(
-            "GraphileWorkerBackend needs django.tasks, which Django has from 6.0 on. On Django 5.2, install the "
-            "backport: pip install django-tasks"
+            "GraphileWorkerBackend needs django.tasks, which Django has from 6.0 on. On Django 5.2, install "
+            "the backport: pip install django-tasks"
         ) from None
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from graphile_worker.contrib.django.django_app import DjangoApp
     from graphile_worker.job import Job
 
 _OPTIONS = {"database", "results"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GraphileWorkerTask(Task):  # type: ignore[misc]
+class GraphileWorkerTask(Task):
     """A task of Django with options of Graphile Worker: arguments of ``@task``, and of `using`.
 
     Attributes:
@@ -64,6 +64,11 @@ class GraphileWorkerTask(Task):  # type: ignore[misc]
         serial: Name of a serial queue, whose jobs run one after another.
         timeout: How long an attempt may run, in seconds or as a timedelta.
         retry: The retry policy, as in ``@app.task(retry=...)``.
+
+    Example:
+        >>> from shop.tasks import add
+        >>> add.using(priority=10, max_attempts=3, serial="sums").max_attempts
+        3
     """
 
     max_attempts: int | None = None
@@ -83,14 +88,14 @@ class GraphileWorkerTask(Task):  # type: ignore[misc]
 _JOB_OPTIONS = ("max_attempts", "job_key", "job_key_mode", "serial", "timeout")
 
 
-class GraphileWorkerBackend(BaseTaskBackend):  # type: ignore[misc]
+class GraphileWorkerBackend(BaseTaskBackend):
     """Adds the jobs of Django's tasks on Django's connection, and reads their results.
 
     ``OPTIONS`` may have ``"database"``, the alias of the queue's database, and ``"results"``: whether to keep
     attempts and results, by default if ``GRAPHILE_WORKER["HISTORY"]`` is ``"all"``.
 
-    A task's ``queue_name`` does not matter: any worker of the project runs any task. A queue of Graphile Worker
-    runs one job at a time, which is the option ``serial`` of a task.
+    A task's ``queue_name`` does not matter: any worker of the project runs any task. A queue of Graphile
+    Worker runs one job at a time, which is the option ``serial`` of a task.
     """
 
     task_class = GraphileWorkerTask
@@ -145,7 +150,7 @@ class GraphileWorkerBackend(BaseTaskBackend):  # type: ignore[misc]
         """
         if not self.supports_get_result:
             raise NotImplementedError(
-                'Results are not kept. Set GRAPHILE_WORKER["HISTORY"] = "all", or TASKS[...]["OPTIONS"]["results"].'
+                'Results are not kept. Set GRAPHILE_WORKER["HISTORY"] = "all", or the option "results".'
             )
         from graphile_worker.contrib.django.models import Attempt, Job  # noqa: PLC0415 - apps must be loaded
 
@@ -254,7 +259,7 @@ def _arguments(payload: Any) -> tuple[list[Any], dict[str, Any]]:
 
 def _read_result(task: Any, result_id: str, backend: str, job: Any, attempts: list[Any]) -> Any:
     """Return the result of a job from its row, if it is there, and its attempts."""
-    last = attempts[-1] if attempts else None
+    last: Any = attempts[-1] if attempts else None
     ended = last is not None and last.final and (job is None or job.locked_at is None)
     running = not ended and job is not None and job.locked_at is not None
     if running:

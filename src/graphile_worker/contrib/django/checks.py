@@ -44,6 +44,8 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
             )
             for key, hint in configuration.unknown_keys()
         ]
+        if app.settings_error is not None:
+            found.append(checks.Error(str(app.settings_error), id="graphile_worker.E002"))
         configuration.find_dsn(app.database)
     except GraphileWorkerError as error:
         return [checks.Error(str(error), id="graphile_worker.E002")]

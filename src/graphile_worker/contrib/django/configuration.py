@@ -1,4 +1,4 @@
-"""The queue's settings: ``settings.GRAPHILE_WORKER``, and the connection string from ``settings.DATABASES``."""
+"""The queue's settings, ``settings.GRAPHILE_WORKER``, and a connection string from ``settings.DATABASES``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ KEYS = ("DATABASE", "TASK_MODULES", *APP_SETTINGS)
 DEFAULT_DATABASE = "default"
 DEFAULT_TASK_MODULES = ("tasks",)
 _PASSED_ON = (
-    "application_name",
     "connect_timeout",
     "options",
     "passfile",
@@ -46,7 +45,7 @@ _PASSED_ON = (
     "sslrootcert",
     "target_session_attrs",
 )
-"""Keys of a database's OPTIONS that a worker's own connections use too. The others configure psycopg or Django."""
+"""Keys of OPTIONS that a worker's own connections use too. The others configure psycopg or Django."""
 
 
 def read_setting(key: str, default: Any = None) -> Any:
@@ -55,16 +54,20 @@ def read_setting(key: str, default: Any = None) -> Any:
 
 
 def read_settings() -> Mapping[str, Any]:
-    """Return ``settings.GRAPHILE_WORKER``."""
+    """Return ``settings.GRAPHILE_WORKER``; an empty dictionary if it is not one, which a check reports."""
     try:
-        given = getattr(settings, SETTING, None) or {}
+        given = getattr(settings, SETTING, None)
     except ImproperlyConfigured as error:
         raise ConfigurationError(
             "Django's settings are not configured. Set DJANGO_SETTINGS_MODULE, and call django.setup() first."
         ) from error
-    if not isinstance(given, dict):
+    return given if isinstance(given, dict) else {}
+
+
+def check_type() -> None:
+    """Raise an error if ``settings.GRAPHILE_WORKER`` is not a dictionary."""
+    if (given := getattr(settings, SETTING, {})) and not isinstance(given, dict):
         raise ConfigurationError(f"settings.{SETTING} is {given!r}; it must be a dictionary.")
-    return given
 
 
 def unknown_keys() -> list[tuple[str, str]]:
@@ -99,7 +102,7 @@ def _load(middleware: Any) -> Any:
 
 
 def find_dsn(alias: str) -> str:
-    """Return a connection string for a database of ``settings.DATABASES``; of the test database, in tests.
+    """Return a connection string for a database of ``settings.DATABASES``; in tests, for the test database.
 
     Raises:
         ConfigurationError: There is no such database, or it is not PostgreSQL.
@@ -114,8 +117,8 @@ def find_dsn(alias: str) -> str:
     connection = connections[alias]
     if connection.vendor != "postgresql":
         raise ConfigurationError(
-            f"The database {alias!r} is {connection.vendor}, and the queue needs PostgreSQL. Name another one "
-            f'in settings.{SETTING}["DATABASE"].'
+            f"The database {alias!r} is {connection.vendor}, and the queue needs PostgreSQL. Name another "
+            f'one in settings.{SETTING}["DATABASE"].'
         )
     return as_dsn(connection.settings_dict)
 

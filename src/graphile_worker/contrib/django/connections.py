@@ -1,4 +1,4 @@
-"""Django's database connections around jobs: none is used that is lost, and none is kept longer than Django says.
+"""Django's database connections around jobs: lost ones are not used, and old ones are closed.
 
 Django keeps a connection for each thread, and closes it between requests. A worker has no requests, so this
 middleware does it around jobs, on the thread that the task uses: the task's own, or for a coroutine the
@@ -162,7 +162,7 @@ def _close_lost() -> None:
 
 
 def _has_something_to_read(raw: Any) -> bool:
-    """Return whether the server has sent something, although nothing was asked: usually that it ends the session.
+    """Return whether the server has sent something between statements: usually, that it ends the session.
 
     That costs no round trip, unlike Django's CONN_HEALTH_CHECKS.
     """

@@ -11,6 +11,7 @@ from graphile_worker._client.results import JOB_RUNNER
 from graphile_worker.app import App
 from graphile_worker.contrib.django import configuration
 from graphile_worker.contrib.django.connections import DjangoConnections
+from graphile_worker.errors import GraphileWorkerError
 from graphile_worker.tasks import task_of
 
 if TYPE_CHECKING:
@@ -70,6 +71,10 @@ class DjangoApp(App):
     def __init__(self, *, database: str | None = None, **settings: Any) -> None:
         self._database = database
         self._connections = DjangoConnections(self)
+        self.settings_error: Exception | None = None
+        """The mistake in ``settings.GRAPHILE_WORKER`` that has kept the app from applying it."""
+        self._before: dict[str, Any] = {}
+        """What the settings were that ``settings.GRAPHILE_WORKER`` has changed."""
         self.on_running: Callable[[Runner], None] | None = None
         """Called with each worker that `running` has started."""
         middleware = [self._connections, *(settings.pop("middleware", None) or ())]
@@ -104,11 +109,21 @@ class DjangoApp(App):
             await self._connections.close()
 
     def read_settings(self) -> None:
-        """Apply ``settings.GRAPHILE_WORKER``. Django calls it at its start, by the app's configuration."""
-        given = configuration.app_settings()
-        if given:
-            self.close_sync()
-            self.configure(**given)
+        """Apply ``settings.GRAPHILE_WORKER``. The app's configuration calls it when Django starts.
+
+        An error is kept in `settings_error`, so that ``manage.py check`` reports it.
+        """
+        self.settings_error = None
+        try:
+            configuration.check_type()
+            given = configuration.app_settings()
+            reset = {name: default for name, default in self._before.items() if name not in given}
+            if given or reset:
+                self.close_sync()
+                self._before = {name: self._before.get(name, self.settings[name]) for name in given}
+                self.configure(**reset, **given)
+        except (GraphileWorkerError, ImportError, TypeError) as error:
+            self.settings_error = error
 
     def configure(self, **settings: Any) -> None:
         """Change settings of the app before it opens a connection: see `App.configure`."""
@@ -120,7 +135,7 @@ class DjangoApp(App):
     def include_tasks(self, module: ModuleType) -> None:
         """Add the tasks of a module that were declared without an app, if there are any."""
         tasks = (task_of(thing) for thing in vars(module).values())
-        self.include([task for task in tasks if task is not None and task._is_unattached])  # noqa: SLF001
+        self.include([task for task in tasks if task is not None and task._is_unattached])
 
     def on_django(self, connection: AnyConnection | None) -> AnyConnection:
         """Return the given connection, or else the one of Django's database."""
@@ -177,7 +192,7 @@ class DjangoApp(App):
         return super().cancel_job_sync(job_id, reason, connection=self.on_django(connection))
 
     def _add_jobs_through(self, utils: WorkerUtils) -> None:
-        """Do nothing: a process for tasks has a Django connection, so its jobs are part of its transaction."""
+        """Do nothing: a task process adds jobs on its own Django connection, in its transaction."""
 
     async def _call_spec(
         self, spec: JobSpec, limit: float | None, *, connection: AnyConnection | None = None

@@ -11,8 +11,8 @@ from django.db import models
 class JSONTextField(models.JSONField):
     """A column of the type ``json``.
 
-    Django's own field is for ``jsonb``. It fails on ``json``, which psycopg decodes itself. So this one selects the
-    column's text, and numbers of any size stay exact.
+    Django's own field is for ``jsonb``. It fails on ``json``, which psycopg decodes itself. So this one
+    selects the column's text, and numbers of any size stay exact.
     """
 
     def db_type(self, connection: Any) -> str:  # noqa: ARG002 - Django's signature

@@ -33,8 +33,8 @@ class ReadOnlyError(TypeError):
 
     def __init__(self) -> None:
         super().__init__(
-            "The queue's tables are read-only here. Add jobs with a task, and change them with app.utils, for "
-            "example app.utils.reschedule_jobs_sync(...)."
+            "The queue's tables are read-only here. Add jobs with a task, and change them with app.utils: "
+            "app.utils.reschedule_jobs_sync(...), for example."
         )
 
 
@@ -66,7 +66,7 @@ class ReadOnlyModel(models.Model):
     class Meta:
         abstract = True
         managed = False
-        default_permissions = ("view",)
+        default_permissions: tuple[str, ...] = ("view",)
 
     save = delete = asave = adelete = _refuse
 
@@ -81,7 +81,7 @@ class Task(ReadOnlyModel):
         db_table = table("_private_tasks")
 
     def __str__(self) -> str:
-        return self.identifier
+        return str(self.identifier)
 
 
 class JobQueue(ReadOnlyModel):
@@ -98,7 +98,7 @@ class JobQueue(ReadOnlyModel):
         verbose_name = "queue"
 
     def __str__(self) -> str:
-        return self.queue_name
+        return str(self.queue_name)
 
 
 class JobQuerySet(ReadOnlyQuerySet):
@@ -190,11 +190,11 @@ class Crontab(ReadOnlyModel):
         verbose_name = "recurring task"
 
     def __str__(self) -> str:
-        return self.identifier
+        return str(self.identifier)
 
 
 class Attempt(ReadOnlyModel):
-    """An attempt to run a job, if the history keeps it. The table has no primary key: a job may have several."""
+    """An attempt to run a job, if the history keeps it. Several may have the same ``job_id``."""
 
     job_id = models.BigIntegerField("job", primary_key=True)
     attempt = models.SmallIntegerField()

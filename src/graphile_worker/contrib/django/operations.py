@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 class InstallSchema(Operation):
     """Install or upgrade the schema in the queue's database, as ``graphile-worker migrate`` does.
 
-    It does nothing in other databases, and nothing if it is undone, because workers in other languages may use the schema.
+    It does nothing in other databases. Undoing it does nothing either: other programs may use the schema.
 
     Args:
-        number: The library's migration up to which the schema goes. Each newer one has an operation of its own.
+        number: The library's newest migration. A newer one gets an operation of its own, which Django runs.
     """
 
     reduces_to_sql = True

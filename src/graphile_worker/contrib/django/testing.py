@@ -1,7 +1,7 @@
 """Run jobs in Django's tests, in the transaction of the test.
 
-In a `TestCase`, jobs that the code adds are in the test's transaction, so no worker sees them. `run_jobs` runs
-them there: plain functions on the thread of the test, so that they use the same connection.
+In a `TestCase`, jobs that the code adds are in the test's transaction, so no worker sees them. `run_jobs`
+runs them there: plain functions on the thread of the test, so that they use the same connection.
 """
 
 from __future__ import annotations
@@ -51,6 +51,11 @@ def run_jobs(
 
     Returns:
         How many jobs succeeded, failed, were snoozed and were cancelled.
+
+    Example:
+        >>> from graphile_worker.contrib.django.testing import run_jobs
+        >>> run_jobs().succeeded
+        0
     """
     return async_to_sync(arun_jobs)(app, clock=clock, limit=limit, raise_errors=raise_errors)
 
@@ -116,7 +121,8 @@ class GraphileWorkerMixin:
 
     def assert_enqueued(self, task: Any, payload: Any = None, /, **arguments: Any) -> Job:
         """Fail unless a matching job waits to run: see `graphile_worker.testing.assert_enqueued`."""
-        return _checked(assertions.assert_enqueued, task, payload, arguments)
+        job: Job = _checked(assertions.assert_enqueued, task, payload, arguments)
+        return job
 
     def assert_not_enqueued(self, task: Any, payload: Any = None, /, **arguments: Any) -> None:
         """Fail if a matching job waits to run."""

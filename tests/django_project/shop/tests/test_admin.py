@@ -1,9 +1,13 @@
 """The admin of the queue: lists, filters, search and actions."""
 
+from typing import Any
+
 from django.contrib.auth.models import Permission, User
+from django.db import connections
 from django.test import TestCase
 from django.urls import reverse
 from django.utils import timezone
+
 from graphile_worker.contrib.django import app
 from graphile_worker.contrib.django.models import Job
 from graphile_worker.contrib.django.testing import run_jobs
@@ -24,7 +28,7 @@ class AdminPages(TestCase):
 
     def act(self, action: str, *jobs: Job, follow: bool = True) -> str:
         chosen = {"action": action, "_selected_action": [job.pk for job in jobs]}
-        return self.client.post(JOBS, chosen, follow=follow).content.decode()
+        return str(self.client.post(JOBS, chosen, follow=follow).content.decode())
 
     def test_every_list_and_page_can_be_read_and_nothing_can_be_added(self) -> None:
         run_jobs(raise_errors=False)
@@ -69,7 +73,7 @@ class AdminPages(TestCase):
         job = Job.objects.get(key="later")
         with app_connection() as cursor:
             cursor.execute(
-                "update graphile_worker._private_jobs set locked_at = now(), locked_by = 'node' where id = %s",
+                "update graphile_worker._private_jobs set locked_at = now(), locked_by = 'x' where id = %s",
                 [job.pk],
             )
         self.assertIn("1 of the selected jobs were not changed", self.act("remove", job))
@@ -91,7 +95,5 @@ class AdminPages(TestCase):
         self.assertNotContains(page, "Remove the selected jobs")
 
 
-def app_connection():  # type: ignore[no-untyped-def]
-    from django.db import connections
-
+def app_connection() -> Any:
     return connections[app.database].cursor()

@@ -2,12 +2,14 @@
 
 import io
 from datetime import timedelta
+from typing import Any
 
 import django
 from django.core.management import call_command
 from django.db import transaction
 from django.test import TestCase, override_settings
 from django.utils import timezone
+
 from graphile_worker import JobSpec
 from graphile_worker.contrib.django import app
 from graphile_worker.contrib.django.backend import GraphileWorkerTask, identifier_of
@@ -116,8 +118,8 @@ class DjangoTasks(TestCase):
     def test_signals_are_sent_when_a_task_is_added_starts_and_ends(self) -> None:
         seen: list[tuple[str, str]] = []
 
-        def remember(name):  # type: ignore[no-untyped-def]
-            return lambda sender, task_result, **_: seen.append((name, task_result.status))
+        def remember(name: str) -> Any:
+            return lambda task_result, **_: seen.append((name, task_result.status))
 
         receivers = {
             signal: remember(name)

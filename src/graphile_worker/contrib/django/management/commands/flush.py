@@ -1,7 +1,7 @@
 """``manage.py flush``, for all models and for the queue.
 
-Django's own command leaves tables alone that it does not manage, so the jobs of a `TransactionTestCase` would be
-there in the next test.
+Django's own command leaves tables alone that it does not manage, so the jobs of a `TransactionTestCase` would
+be there in the next test.
 """
 
 from __future__ import annotations

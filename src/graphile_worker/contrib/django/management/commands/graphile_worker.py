@@ -12,8 +12,8 @@ from graphile_worker.cli.entry import run_command
 from graphile_worker.cli.settings import HOST, Host
 from graphile_worker.contrib.django import app
 from graphile_worker.contrib.django.autoreload import run_with_autoreload
-from graphile_worker.contrib.django.configuration import find_dsn
-from graphile_worker.errors import GraphileWorkerError
+from graphile_worker.contrib.django.configuration import SETTING, find_dsn
+from graphile_worker.errors import ConfigurationError, GraphileWorkerError
 
 _PROGRAM = "graphile_worker.contrib.django.manage"
 _DATABASE = "--database"
@@ -48,6 +48,8 @@ def run(arguments: list[str], name: str) -> int:
     """
     try:
         arguments = _take_database(arguments)
+        if app.settings_error is not None:
+            raise ConfigurationError(f"settings.{SETTING}: {app.settings_error}")
     except GraphileWorkerError as error:
         logs.report(error)
         return 2
