@@ -465,7 +465,7 @@ async def test_every_page_is_accessible(
             for violation in result["violations"]:
                 places = [node["html"][:160] for node in violation["nodes"][:3]]
                 found.setdefault(violation["id"], []).append(f"{path} {width}: {places}")
-    assert found == {}
+    assert not found, "\n".join(f"{name}: {place}" for name, places in found.items() for place in places[:3])
 
 
 @pytest.mark.parametrize("width", [320, 640, 1280, 2560])
