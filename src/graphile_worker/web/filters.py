@@ -45,6 +45,7 @@ _WORD = re.compile(
     rf'(?:(?P<name>payload(?:\.(?:{_QUOTED}|[^\s".:]+))+|[a-z]+):)?(?P<value>{_QUOTED}|[^\s"][^\s]*|)(?=\s|$)'
     r"|(?P<odd>\S+)"
 )
+_UNFINISHED = re.compile(rf"(?:{'|'.join(QUALIFIERS)}|payload\..+):\"")
 _PART = re.compile(rf'{_QUOTED}|[^\s".:]+')
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _PLAIN = re.compile(r'[^\s"]+')
@@ -125,15 +126,17 @@ def parse_filter(text: str, tab: Tab | str | None = None) -> Filter:
     words: list[str] = []
     for match in _WORD.finditer(text):
         name, value, odd = match["name"], match["value"], match["odd"]
+        if name is None or not (name in QUALIFIERS or name.startswith("payload.")):
+            if _UNFINISHED.match(match[0]):
+                odd = match[0]
+            elif match[0]:  # an unknown name is text, for example https://...
+                words.append(_unquote(match[0]))
+        else:
+            _add_qualifier(found, name, _unquote(value))
         if odd is not None:
             raise FilterError(
-                f'A quotation mark is not closed in {odd!r}. Close it, or write \\" inside quotes.'
+                f'A quotation mark is not closed in {odd[:100]!r}. Close it, or write \\" inside quotes.'
             )
-        if name is None or not (name in QUALIFIERS or name.startswith("payload.")):
-            if match[0]:  # an unknown name is text, for example https://...
-                words.append(_unquote(match[0]))
-            continue
-        _add_qualifier(found, name, _unquote(value))
     if words:
         found["search"] = " ".join(words)
     for field, value in found.items():
