@@ -19,7 +19,7 @@ from graphile_worker.web.errors import QueryTimeoutError, WebError
 from graphile_worker.web.filters import FilterError
 from graphile_worker.web.models import Tab
 from graphile_worker.web.pages import formatting
-from graphile_worker.web.pages.links import Links, access_of, read_choice
+from graphile_worker.web.pages.links import Links, access_of, cookie_path, read_choice
 from graphile_worker.web.pages.notices import NOTICE, read_notice
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Renderer:
         )
         response = HTMLResponse(encode(text), status)
         if NOTICE in request.cookies and template != "confirm.html":
-            response.delete_cookie(NOTICE, path=f"{request.state.root}/")
+            response.delete_cookie(NOTICE, path=cookie_path(request))
         return response
 
     def _shell(self, request: Request) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class Renderer:
         def url(path: str, **query: object) -> str:
             return link.to(path, **query)
 
-        here = request.url.path.removeprefix(link.root) or "/"
+        here = quote(request.scope["path"].removeprefix(request.scope["root_path"])) or "/"
         if request.url.query:
             here += f"?{request.url.query}"
         return {
@@ -254,7 +254,7 @@ def encode(text: str) -> bytes:
 
 def asset(request: Request, name: str) -> str:
     """Return the address of a static file, which changes with its content."""
-    return f"{request.state.root}/static/{name}?v={_fingerprints()[name]}"
+    return f"{quote(request.state.root)}/static/{name}?v={_fingerprints()[name]}"
 
 
 @cache
