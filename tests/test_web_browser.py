@@ -254,7 +254,7 @@ async def test_five_thousand_jobs_are_retried_in_the_background(
 
 
 async def test_pages_follow_a_running_worker_without_loading_again(
-    browser: Browser, database: str, address: str, db: asyncpg.Connection
+    browser: Browser, database: str, address: str
 ) -> None:
     gate = asyncio.Event()
     app = App(dsn=database)
@@ -425,7 +425,7 @@ async def test_name_that_points_here_is_refused(browser: Browser, database: str)
         assert "mail" not in await tab.page.content()
 
 
-async def test_removed_button_is_no_protection_and_none_is_needed(
+async def test_change_of_a_read_only_dashboard_is_refused_without_a_button(
     browser: Browser, database: str, db: asyncpg.Connection
 ) -> None:
     [job] = await add_failed(db, "mail", "no")
@@ -434,7 +434,8 @@ async def test_removed_button_is_no_protection_and_none_is_needed(
         await tab.open("/jobs?state=failed")
         assert await tab.page.locator(".selection").count() == 0
         status = await tab.page.evaluate(
-            "id => fetch('/jobs/actions', {method: 'POST', body: new URLSearchParams({action: 'remove', id})})"
+            "id => fetch('/jobs/actions', "
+            "{method: 'POST', body: new URLSearchParams({action: 'remove', id})})"
             ".then(answer => answer.status)",
             str(job),
         )

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from markupsafe import escape
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.routing import Mount
 
 from graphile_worker import App
@@ -18,6 +19,7 @@ from graphile_worker.testing import Databases
 from graphile_worker.web import Access, Dashboard
 from graphile_worker.web.charts import Line, bar_chart, line_chart
 from support.jobs import add, count, existing, get
+from support.pages import Page as DocsPage
 from support.web import HOST, NASTY, PAGES, Page, add_failed, fill, serving
 
 
@@ -99,13 +101,10 @@ async def test_pages_of_a_long_list_follow_each_other(
     ids = await add_failed(db, "mail", "no", 120)
     seen: list[str] = []
     address = "/jobs?state=failed"
-    while address:
+    for _ in range(3):
         page = await read(site, address)
         seen += page.fields["id"]
-        address = next((link for link in page.links if "cursor=" in link and link not in {address}), "")
-        if len(seen) >= 120:
-            break
-        address = [link for link in page.links if "cursor=" in link][-1]
+        address = [link for link in page.links if "cursor=" in link][-1]  # "Older" stands after "Newer"
     assert seen == [str(one) for one in sorted(ids, reverse=True)]
 
 
@@ -158,22 +157,27 @@ async def test_action_changes_the_job(
     )
     assert answer.status_code == 303, answer.text
     row = await get(db, one)
-    match action:
-        case "retry":
-            assert row is not None and (row["attempts"], row["is_available"]) == (0, True)
-        case "run_now":
-            assert row is not None and row["run_at"] <= await db.fetchval("select now()")
-        case "reschedule":
-            assert row is not None and row["priority"] == 7
-            assert row["run_at"] > await db.fetchval("select now() + interval '1 hour'")
-        case "fail":
-            assert row is not None and (row["attempts"], row["last_error"]) == (
-                row["max_attempts"],
-                "because",
-            )
-        case "cancel" | "complete" | "remove":
-            assert row is None or row["attempts"] == row["max_attempts"]
-            assert row is None or action == "cancel"
+    if action in {"complete", "remove"}:
+        assert row is None
+        return
+    assert row is not None
+    now = await db.fetchval("select now()")
+    found = {
+        "retry": (row["attempts"], row["is_available"]),
+        "run_now": row["run_at"] <= now,
+        "reschedule": (row["priority"], row["run_at"] > now + timedelta(hours=1)),
+        "cancel": (row["attempts"], "because" in row["last_error"]) if row["last_error"] else None,
+        "fail": (row["attempts"], row["last_error"]),
+    }[action]
+    most = row["max_attempts"]
+    wanted = {
+        "retry": (0, True),
+        "run_now": True,
+        "reschedule": (7, True),
+        "cancel": (most, True),
+        "fail": (most, "because"),
+    }
+    assert found == wanted[action]
 
 
 async def test_all_matching_jobs_are_changed_although_one_page_shows_fifty(
@@ -451,7 +455,7 @@ async def test_mounted_dashboard_links_below_its_prefix(database: str, db: async
 
 
 async def test_unreachable_database_shows_a_banner_and_the_page_comes_back(database: str) -> None:
-    app = App(dsn="postgresql://nobody@127.0.0.1:1/none", pool_timeout=1)
+    app = App(dsn="postgresql://me@127.0.0.1:1/none", pool_timeout=1)
     async with serving(app) as site:
         for address in ("/", "/jobs", "/failures", "/workers", "/add"):
             page = await read(site, address, 503)
@@ -478,6 +482,23 @@ async def test_static_files_and_headers_need_no_other_host(site: httpx.AsyncClie
         assert answer.status_code == 200
         assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", answer.text), link
     assert "default-src 'none'" in (await site.get("/")).headers["content-security-policy"]
+
+
+async def test_dashboard_page_examples_run(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", database)
+    page = DocsPage("production/dashboard.md")
+    names = await page.run()
+    transport = httpx.ASGITransport(app=names["site"])
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://site", auth=("bob", "battery staple")
+    ) as site:
+        assert (await site.get("/admin/queue/jobs")).status_code == 200
+        assert (await site.get("/admin/queue/jobs", auth=("bob", "wrong"))).status_code == 401
+    await names["dashboard"].close()
+    names = await page.run()
+    request = Request({"type": "http", "headers": [], "session": {"user": "ann"}})
+    assert (await names["auth"](request)).user == "ann"
+    page.assert_done()
 
 
 def test_charts_draw_every_step_and_mark_the_smallest_failure() -> None:

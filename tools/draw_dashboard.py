@@ -1,8 +1,8 @@
-"""Draw docs/assets/dashboard/: every page of the dashboard in both themes, from the demo with a running worker.
+"""Draw docs/assets/dashboard/: every page of the dashboard in both themes, from the demo.
 
-The pictures are not staged: `graphile_worker.web.demo` fills an embedded database, a real worker runs its jobs,
-and Chromium opens each page. Pictures are WebP, which Chromium makes itself, so that they are small. Run it with
-``.venv/bin/python tools/draw_dashboard.py [FOLDER] [WIDTH ...]``.
+The pictures are not staged: `graphile_worker.web.demo` fills an embedded database, a real worker runs its
+jobs, and Chromium opens each page. Pictures are WebP, which Chromium makes itself, so that they are small.
+Run it with ``.venv/bin/python tools/draw_dashboard.py [FOLDER] [WIDTH ...]``.
 """
 
 from __future__ import annotations
@@ -11,21 +11,18 @@ import asyncio
 import base64
 import shutil
 import sys
-import threading
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import uvicorn
 from playwright.async_api import async_playwright
 
 from graphile_worker.testing import Databases, running_server
 from graphile_worker.web import Dashboard
 from graphile_worker.web.demo import keep_busy, make_app, seed_queue
+from graphile_worker.web.server import bind, serving
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from playwright.async_api import Browser, Page
 
 FOLDER = Path(__file__).parent.parent / "docs" / "assets" / "dashboard"
@@ -62,34 +59,17 @@ TO_WEBP = """async png => {
   await image.decode();
   const canvas = new OffscreenCanvas(image.width, image.height);
   canvas.getContext("2d").drawImage(image, 0, 0);
-  const blob = await canvas.convertToBlob({type: "image/webp", quality: 0.82});
+  const blob = await canvas.convertToBlob({type: "image/webp", quality: 0.7});
   const bytes = new Uint8Array(await blob.arrayBuffer());
   return btoa(Array.from(bytes, byte => String.fromCharCode(byte)).join(""));
 }"""
-
-
-@asynccontextmanager
-async def serve(dashboard: Dashboard) -> AsyncIterator[str]:
-    """Serve the dashboard on a thread of its own, and return its address."""
-    server = uvicorn.Server(
-        uvicorn.Config(dashboard, port=0, log_level="warning", timeout_graceful_shutdown=1)
-    )
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        await asyncio.sleep(0.05)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await asyncio.to_thread(thread.join)
 
 
 async def save(page: Page, converter: Page, path: Path, *, whole: bool) -> None:
     """Save a picture of the page as WebP."""
     png = await page.screenshot(full_page=whole)
     found: str = await converter.evaluate(TO_WEBP, base64.b64encode(png).decode())
-    path.write_bytes(base64.b64decode(found))
+    await asyncio.to_thread(path.write_bytes, base64.b64decode(found))
 
 
 async def draw(browser: Browser, address: str, folder: Path, width: int) -> None:
@@ -116,20 +96,27 @@ async def draw(browser: Browser, address: str, folder: Path, width: int) -> None
 
 async def main(dsn: str, folder: Path, widths: list[int]) -> None:
     """Fill the database, run its jobs, and draw."""
-    folder.mkdir(parents=True, exist_ok=True)
     app, pace = make_app(dsn)
     await seed_queue(app, pace)
     worker = asyncio.create_task(keep_busy(app, pace))
     await asyncio.sleep(BUSY_SECONDS)
-    async with serve(Dashboard(app)) as address, async_playwright() as driver:
-        browser = await driver.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
-        for width in widths:
-            await draw(browser, address, folder, width)
-        await browser.close()
+    bound = bind("127.0.0.1", 0)
+    address = f"http://127.0.0.1:{bound.getsockname()[1]}"
+    with serving(Dashboard(app), bound):
+        await draw_all(address, folder, widths)
     worker.cancel()
     with suppress(asyncio.CancelledError):
         await worker
     await app.close()
+
+
+async def draw_all(address: str, folder: Path, widths: list[int]) -> None:
+    """Draw every page in all widths."""
+    async with async_playwright() as driver:
+        browser = await driver.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
+        for width in widths:
+            await draw(browser, address, folder, width)
+        await browser.close()
 
 
 if __name__ == "__main__":
@@ -137,6 +124,7 @@ if __name__ == "__main__":
         sys.exit("Chromium is not installed: apt-get install chromium")
     given = sys.argv[1:]
     target = Path(given[0]) if given else FOLDER
+    target.mkdir(parents=True, exist_ok=True)
     with running_server() as server, Databases(server) as databases:
 
         async def run() -> None:
