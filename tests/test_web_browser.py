@@ -282,6 +282,29 @@ async def test_pages_follow_a_running_worker_without_loading_again(
     await app.close()
 
 
+async def test_pages_are_polled_without_the_event_stream_and_not_while_hidden(
+    browser: Browser, address: str, db: asyncpg.Connection
+) -> None:
+    tab = await browser.tab(address)
+    await tab.page.route("**/api/v1/events", lambda route: route.abort())
+    await tab.open("/jobs?state=failed")
+    await tab.sees("Nothing has failed")
+    await tab.page.locator("#refresh").select_option("1")
+    ids = await add_failed(db, "mail", "no")
+    await tab.page.locator(f'input[name=id][value="{ids[0]}"]').wait_for()
+    hidden = "Object.defineProperty(document, 'hidden', {configurable: true, get: () => %s});"
+    shown = "document.dispatchEvent(new Event('visibilitychange'))"
+    await tab.page.evaluate(hidden % "true" + shown)
+    await tab.page.wait_for_load_state("networkidle")
+    requests: list[str] = []
+    tab.page.on("request", lambda request: requests.append(request.url))
+    await db.execute("delete from graphile_worker._private_jobs")
+    await tab.page.wait_for_timeout(3000)
+    assert requests == []
+    await tab.page.evaluate(hidden % "false" + shown)
+    await tab.sees("Nothing has failed")
+
+
 async def test_refresh_keeps_focus_ticks_and_open_parts(
     browser: Browser, address: str, db: asyncpg.Connection
 ) -> None:

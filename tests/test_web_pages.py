@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 import httpx
 import pytest
+from hypothesis import given, strategies as st
 from markupsafe import escape
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -18,6 +19,8 @@ from graphile_worker import App
 from graphile_worker.testing import Databases
 from graphile_worker.web import Access, Dashboard
 from graphile_worker.web.charts import Line, bar_chart, line_chart
+from graphile_worker.web.filters import parse_filter
+from graphile_worker.web.pages.formatting import qualifier
 from support.jobs import add, count, existing, get
 from support.pages import Page as DocsPage
 from support.web import HOST, NASTY, PAGES, Page, add_failed, fill, serving
@@ -462,6 +465,34 @@ async def test_unreachable_database_shows_a_banner_and_the_page_comes_back(datab
             assert "unavailable" in page.text
     async with serving(App(dsn=database)) as site:
         assert (await site.get("/")).status_code == 200
+
+
+async def test_missing_schema_is_explained(empty_database: str) -> None:
+    async with serving(App(dsn=empty_database)) as site:
+        page = await read(site, "/", 503)
+        assert "migrate" in page.text
+
+
+@given(st.text(min_size=1, max_size=60).filter(lambda found: "\0" not in found))
+def test_qualifier_is_read_as_it_was_written(value: str) -> None:
+    assert parse_filter(qualifier("task", value)).task == value
+
+
+async def test_odd_payloads_are_shown(site: httpx.AsyncClient, db: asyncpg.Connection) -> None:
+    deep = '{"a":' * 500 + "1" + "}" * 500
+    for payload in (
+        '"\\ud800"',
+        '{"n": 1e999}',
+        deep,
+        '{"a": 1, "a": 2}',
+        "[[], {}, null, true, 0.10]",
+        '""',
+    ):
+        job = await db.fetchval(
+            "select id from graphile_worker.add_job('mail', $1::json, priority => 1)", payload
+        )
+        page = await read(site, f"/jobs/{job}")
+        assert "Payload" in page.text
 
 
 async def test_export_has_a_line_per_job(site: httpx.AsyncClient, db: asyncpg.Connection) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent.parent / "docs" / "assets" / "dashboard"
 PAGES = {
-    "overview": "/?window=1h",
+    "overview": "/?window=24h",
     "jobs": "/jobs?state=failed",
     "failures": "/failures",
     "queues": "/queues",
