@@ -1,4 +1,4 @@
-"""The dashboard's JSON API: what it returns, what it refuses, and what it does when the database is slow or away."""
+"""The dashboard's JSON API: what it returns, what it refuses, and what it does without the database."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ async def in_each_state(db: asyncpg.Connection) -> dict[str, str]:
         f"update {table} set run_at = now() + interval '1 day' where id = $1", found["scheduled"]
     )
     await db.execute(
-        f"update {table} set run_at = now() + interval '1 day', attempts = 1, last_error = 'order 17: declined' "
-        "where id = $1",
+        f"update {table} set run_at = now() + interval '1 day', attempts = 1, "
+        "last_error = 'order 17: declined' where id = $1",
         found["retrying"],
     )
     await lock(db, found["running"], by="worker-1")
@@ -153,7 +153,7 @@ async def test_invalid_query_is_a_problem_document(database: str, params: dict[s
     assert answer.json()["detail"]
 
 
-@pytest.mark.parametrize("job", ["0", "-1", "x", "9" * 30, "99", "%00", "1e3", "１"])
+@pytest.mark.parametrize("job", ["0", "-1", "x", "9" * 30, "99", "%00", "1e3", "%EF%BC%91"])
 async def test_unknown_id_is_not_found(database: str, job: str) -> None:
     async with api(database) as found:
         for path in (
@@ -173,7 +173,7 @@ async def test_payload_keeps_every_digit_and_ids_are_text(database: str) -> None
         )
         assert added.status_code == 400  # no content type
         kind = {"Content-Type": "application/json"}
-        text = '{"task": "t", "payload": {"n": %d, "z": "\\u00e9"}}' % BIG
+        text = json.dumps({"task": "t", "payload": {"n": BIG, "z": "é"}})
         added = await found.post(JOBS, content=text, headers=kind)
         assert added.status_code == 201, added.text
         assert isinstance(added.json()["id"], str)
@@ -201,13 +201,15 @@ async def test_hostile_payloads_and_texts_break_no_page(database: str, db: async
     for number, payload in enumerate(HOSTILE):
         name = names[number % len(names)]
         await db.execute(
-            "select graphile_worker.add_job($1, $2::text::json, queue_name => $1, job_key => $3, flags => array[$1])",
+            "select graphile_worker.add_job($1, $2::text::json, queue_name => $1, job_key => $3, "
+            "flags => array[$1])",
             name,
             payload,
             f"{name}{number}",
         )
     await db.execute(
-        "update graphile_worker._private_jobs set attempts = 1, last_error = E'\\n \\n<b>\\t' || id where id % 2 = 0"
+        "update graphile_worker._private_jobs set attempts = 1, last_error = E'\\n \\n<b>\\t' || id "
+        "where id % 2 = 0"
     )
     await db.execute("update graphile_worker._private_jobs set run_at = 'infinity' where id = 3")
     await db.execute(
@@ -286,9 +288,8 @@ async def test_workers_tasks_queues_and_scaling(database: str, db: asyncpg.Conne
         )
         assert worker["running"][0]["id"] == one["running"]
         tasks = {task["task"]: task for task in (await get(found, "/tasks"))["items"]}
-        assert tasks["charge"]["counts"] == {
-            **{"ready": 0, "scheduled": 0, "retrying": 1, "running": 1, "failed": 1, "blocked": 0}
-        }
+        others = {"ready": 0, "scheduled": 0, "blocked": 0}
+        assert tasks["charge"]["counts"] == {**others, "retrying": 1, "running": 1, "failed": 1}
         assert (await get(found, "/tasks/charge"))["row"] == tasks["charge"]
         queues = (await get(found, "/queues"))["items"]
         assert [(queue["queue"], queue["jobs"], queue["ready"]) for queue in queues] == [
@@ -348,8 +349,8 @@ async def test_series_of_statistics_and_of_depths(database: str) -> None:
 async def test_schema_that_only_node_has_used_has_every_page(database: str, db: asyncpg.Connection) -> None:
     await in_each_state(db)
     tables = await db.fetch(
-        "select relname from pg_class where relnamespace = 'graphile_worker'::regnamespace and relkind in ('r', 'p') "
-        "and not relispartition and (relname like '\\_private\\_python%' or relname = '_private_workers')"
+        "select relname from pg_class where relnamespace = 'graphile_worker'::regnamespace "
+        "and relkind in ('r', 'p') and not relispartition and (relname like '\\_private\\_python%' or relname = '_private_workers')"
     )
     for [name] in tables:
         await db.execute(f"drop table graphile_worker.{name} cascade")
@@ -454,7 +455,8 @@ async def test_outage_is_a_problem_and_ends_by_itself(database: str, db: asyncpg
         await get(found, "/jobs")
         await admin.execute(f'alter database "{name}" allow_connections false')
         await admin.execute(
-            "select pg_terminate_backend(pid) from pg_stat_activity where datname = $1 and pid <> pg_backend_pid()",
+            "select pg_terminate_backend(pid) from pg_stat_activity "
+            "where datname = $1 and pid <> pg_backend_pid()",
             name,
         )
         for path in ("/api/v1/jobs", "/api/v1/overview"):

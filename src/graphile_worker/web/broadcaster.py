@@ -12,7 +12,7 @@ from graphile_worker._db.connection.listen import listening
 from graphile_worker.errors import GraphileWorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator
 
     from graphile_worker.web.dashboard import Queue
 
@@ -39,7 +39,7 @@ class Viewer:
         self._names |= names
         self._woken.set()
 
-    async def changes(self) -> AsyncIterator[str]:
+    async def changes(self) -> AsyncGenerator[str]:
         """Yield the text of the stream, without end."""
         yield "retry: 3000\n\n"
         while True:

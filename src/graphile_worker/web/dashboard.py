@@ -199,7 +199,7 @@ class Dashboard:
 
         guarded = security.guarding(remember, caches=path.startswith("/static/"))
         root = scope.get("root_path", "").rstrip("/")
-        # `root` is where the dashboard is, and `link_root` where its pages are: below the root for other schemas.
+        # `root` is where the dashboard is, `link_root` where its pages are: below it for other schemas.
         state = {**scope.get("state", {}), "root": root, "link_root": quote(root), "dashboard": self}
         # Without the router of the program that mounts the dashboard, so that addresses are made by its own.
         inner = {**scope, "app": self, "root_path": root, "state": state}

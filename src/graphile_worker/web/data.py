@@ -15,7 +15,7 @@ from graphile_worker.errors import ConfigurationError
 from graphile_worker.history import OUTCOMES
 from graphile_worker.stats import Activity, JobCounts, Metric
 from graphile_worker.web.english import describe
-from graphile_worker.web.errors import InvalidRequestError
+from graphile_worker.web.errors import InvalidRequestError, QueryTimeoutError
 from graphile_worker.web.job_data import JobReader
 from graphile_worker.web.models import (
     ActivityWindow,
@@ -61,6 +61,8 @@ _WINDOW_STEPS = {"1h": 60.0, "24h": 3600.0, "7d": 86_400.0}
 FAILURE_WINDOWS = ("1h", "3h", "24h", "3d", "7d", "all")
 _MAX_FAILED = 100_000
 """How many of the newest failed jobs are grouped."""
+_FEW_FAILED = 20_000
+"""How many are grouped if that took too long."""
 _MAX_GROUPS = 300
 _MAX_NAMES = 100_000
 _MAX_QUEUES = 500
@@ -86,6 +88,7 @@ class QueueData(JobReader):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._writes: deque[Writes] = deque(maxlen=_SAMPLES)
+        self._grouped = _MAX_FAILED
 
     async def overview(self) -> Overview:
         """Return the state of the queue on one page."""
@@ -139,8 +142,8 @@ class QueueData(JobReader):
         chosen = [group for group in groups if group.windows[window] and (task is None or group.task == task)]
         chosen.sort(key=lambda group: -group.windows[window])
         notices = []
-        if sum(group.jobs for group in groups) >= _MAX_FAILED:
-            notices.append(f"Only the newest {_MAX_FAILED:,} failed jobs are grouped.")
+        if sum(group.jobs for group in groups) >= self._grouped:
+            notices.append(f"Only the newest {self._grouped:,} failed jobs are grouped.")
         return FailurePage(
             window=window,
             groups=chosen,
@@ -329,9 +332,14 @@ class QueueData(JobReader):
         return self._share("failures", self._group_failures)
 
     async def _group_failures(self) -> tuple[list[FailureGroup], bool]:
-        rows, timed = await self._query(
-            partial(web_reads.group_failures, jobs_limit=_MAX_FAILED, groups_limit=_MAX_GROUPS)
-        )
+        read = partial(web_reads.group_failures, groups_limit=_MAX_GROUPS)
+        try:
+            rows, timed = await self._query(partial(read, jobs_limit=self._grouped))
+        except QueryTimeoutError:
+            if self._grouped <= _FEW_FAILED:
+                raise
+            self._grouped = _FEW_FAILED
+            rows, timed = await self._query(partial(read, jobs_limit=self._grouped))
         return [_failure_group(dict(row), timed=timed) for row in rows], timed
 
     async def _last_failures(self) -> list[FailedJobRow]:
