@@ -350,7 +350,8 @@ async def test_schema_that_only_node_has_used_has_every_page(database: str, db: 
     await in_each_state(db)
     tables = await db.fetch(
         "select relname from pg_class where relnamespace = 'graphile_worker'::regnamespace "
-        "and relkind in ('r', 'p') and not relispartition and (relname like '\\_private\\_python%' or relname = '_private_workers')"
+        "and relkind in ('r', 'p') and not relispartition "
+        "and (relname like '\\_private\\_python%' or relname = '_private_workers')"
     )
     for [name] in tables:
         await db.execute(f"drop table graphile_worker.{name} cascade")

@@ -118,7 +118,7 @@ class Broadcaster:
         self.tell("jobs", "counts")
 
     async def _tick(self) -> None:
-        """Look for changes that nobody announces: ends of jobs, and workers that start and stop."""
+        """Look for changes without a notification: ends of jobs, and workers that start and stop."""
         last = None
         while True:
             await asyncio.sleep(_TICK)

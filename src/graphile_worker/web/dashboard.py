@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from graphile_worker.web.auth import Access, Auth
 
 CONNECTIONS = 3
-"""Connections of a dashboard for each schema, besides one that listens while somebody watches."""
+"""Connections of a dashboard for each schema, besides one that listens while a browser watches."""
 _STATIC = Path(__file__).parent / "static"
 _SCHEMAS = "/schemas/"
 
@@ -95,7 +95,7 @@ class Dashboard:
             stranger. It may be async. See `token_auth`, `basic_auth` and `proxy_auth`.
         read_only: Whether to refuse all changes, whatever the user may do.
         redact: Called as ``redact(task_identifier, payload)`` before a payload is shown. Returns what to
-            show. If it raises an error, the payload is hidden. Nobody can search in payloads then.
+            show. If it raises an error, the payload is hidden. Payloads cannot be searched then.
         schemas: Names of further schemas in the same database, to switch between.
         allowed_hosts: Names under which the dashboard is served. Requests for other names are refused. By
             default that is not checked, because the program that mounts the dashboard can.
@@ -226,7 +226,7 @@ class Dashboard:
     async def _admit(self, request: Request, path: str) -> Response | None:
         """Find out who the request is from; return a response if it goes no further."""
         security.check_host(request, self.allowed_hosts)
-        if path.startswith("/static/"):  # the page that says that somebody must sign in needs them too
+        if path.startswith("/static/"):  # the page that says how to sign in needs them too
             request.scope["state"]["access"] = None
             return None
         if request.method == "GET" and (found := security.login_redirect(request, self.auth)) is not None:

@@ -175,7 +175,7 @@ class JobReader(Reader):
             raise FilterError(
                 "You may not see payloads, and so you cannot search in them."
                 if self._redact is None
-                else "Payloads are redacted here, and so nobody can search in them."
+                else "Payloads are redacted here, and so they cannot be searched."
             )
         bounded = selected.replace(search_payload=sees_payloads)
         if not bounded.is_slow:
