@@ -12,7 +12,7 @@ IN_PARALLEL := --numprocesses 8 --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all bench bench-binding bench-cron bench-middleware bench-scaling bench-telemetry bench-top chaos chaos-mixed soak check format db-dump dashboard command-pages settings-page docs docs-serve docs-top clean
+.PHONY: help demo test test-all bench bench-binding bench-cron bench-middleware bench-scaling bench-telemetry bench-top bench-web chaos chaos-mixed soak check format db-dump dashboard command-pages settings-page docs docs-serve docs-top docs-dashboard clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -46,6 +46,9 @@ bench-telemetry: $(STAMP) ## Measure the cost of metrics, traces and Sentry per 
 
 bench-top: $(STAMP) ## Measure a refresh of graphile-worker top, by the size of the queue
 	$(BIN)/python -m benchmarks.top_view
+
+bench-web: $(STAMP) ## Measure the dashboard's pages on a million jobs, and what they cost a worker
+	$(BIN)/python -m benchmarks.web_view
 
 bench-cron: $(STAMP) ## Measure the backfill of a week of a hundred recurring tasks
 	$(BIN)/python -m benchmarks.schedules
@@ -92,6 +95,9 @@ docs-serve: $(DOCS_STAMP) ## Serve the documentation at http://127.0.0.1:8000, a
 
 docs-top: $(STAMP) ## Draw docs/assets/top.svg, a screenshot of graphile-worker top, from a real run
 	$(BIN)/python tools/draw_top.py
+
+docs-dashboard: $(STAMP) ## Draw docs/assets/dashboard/, pictures of the web dashboard, from its demo
+	$(BIN)/python tools/draw_dashboard.py
 
 # Old PostgreSQL versions and Node's Graphile Worker, for the tests that need them. Without npm these tests are
 # skipped.

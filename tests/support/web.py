@@ -158,16 +158,17 @@ async def fill(db: asyncpg.Connection) -> dict[str, int]:
 async def add_failed(db: asyncpg.Connection, task: str, error: str, number: int = 1) -> list[int]:
     """Add jobs that have no attempts left."""
     specs = json.dumps(
-        [{"identifier": task, "payload": {"n": index}, "maxAttempts": 3} for index in range(number)]
+        [{"identifier": task, "payload": {"n": index}, "max_attempts": 3} for index in range(number)]
     )
     rows = await db.fetch(
         "select id from graphile_worker.add_jobs(array(select json_populate_recordset("
         "null::graphile_worker.job_spec, $1::json)))",
-        specs.replace("maxAttempts", "max_attempts"),
+        specs,
     )
     ids = [row["id"] for row in rows]
     await db.execute(
-        "update graphile_worker._private_jobs set attempts = max_attempts, last_error = $2 where id = any($1)",
+        "update graphile_worker._private_jobs set attempts = max_attempts, last_error = $2 "
+        "where id = any($1)",
         ids,
         error,
     )

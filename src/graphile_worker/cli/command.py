@@ -196,17 +196,26 @@ def run(ctx: click.Context, /, app_path: str | None, **_: Any) -> None:
     epilog=make_epilog("graphile-worker dev", "graphile-worker dev shop.jobs:app -j 5", codes=_CODES),
 )
 @setting_flags(all_settings=True)
+@click.option("--web/--no-web", "shows_web", default=True, help="Serve the dashboard too [yes].")
+@click.option(
+    "--web-port",
+    metavar="PORT",
+    type=Integer(0, 65535),
+    default=8900,
+    help="Port of the dashboard; if it is taken, a free one [8900].",
+)
 @click.argument("app_path", metavar="[MODULE:APP]", required=False)
 @click.pass_context
-def dev(ctx: click.Context, /, app_path: str | None, **_: Any) -> None:
-    """Run a worker for development.
+def dev(ctx: click.Context, /, app_path: str | None, *, shows_web: bool, web_port: int, **_: Any) -> None:
+    """Run a worker for development, with a dashboard.
 
     The worker restarts with the new code when a file changes. It uses a private PostgreSQL, unless -c,
     DATABASE_URL, the configuration file or the app names a database, and prints the psql command for it.
     """
     from graphile_worker.cli.develop import develop  # noqa: PLC0415
 
-    develop(load_settings({**ctx.obj, **parsed_flags(ctx)}), app_path)
+    settings = load_settings({**ctx.obj, **parsed_flags(ctx)})
+    develop(settings, app_path, web_port=web_port if shows_web else None)
 
 
 @root.command(context_settings=CONTEXT, epilog=make_epilog("graphile-worker health --health 8080"))

@@ -12,7 +12,7 @@ from graphile_worker._db.connection.listen import listening
 from graphile_worker.errors import GraphileWorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator
 
     from graphile_worker.web.dashboard import Queue
 
@@ -39,7 +39,7 @@ class Viewer:
         self._names |= names
         self._woken.set()
 
-    async def changes(self) -> AsyncIterator[str]:
+    async def changes(self) -> AsyncGenerator[str]:
         """Yield the text of the stream, without end."""
         yield "retry: 3000\n\n"
         while True:
@@ -118,7 +118,7 @@ class Broadcaster:
         self.tell("jobs", "counts")
 
     async def _tick(self) -> None:
-        """Look for changes that nobody announces: ends of jobs, and workers that start and stop."""
+        """Look for changes without a notification: ends of jobs, and workers that start and stop."""
         last = None
         while True:
             await asyncio.sleep(_TICK)

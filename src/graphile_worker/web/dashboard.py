@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from graphile_worker._base.durations import seconds
 from graphile_worker._base.logs import library_logger as logger
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from graphile_worker.web.auth import Access, Auth
 
 CONNECTIONS = 3
-"""Connections of a dashboard for each schema, besides one that listens while somebody watches."""
+"""Connections of a dashboard for each schema, besides one that listens while a browser watches."""
 _STATIC = Path(__file__).parent / "static"
 _SCHEMAS = "/schemas/"
 
@@ -95,7 +95,7 @@ class Dashboard:
             stranger. It may be async. See `token_auth`, `basic_auth` and `proxy_auth`.
         read_only: Whether to refuse all changes, whatever the user may do.
         redact: Called as ``redact(task_identifier, payload)`` before a payload is shown. Returns what to
-            show. If it raises an error, the payload is hidden. Nobody can search in payloads then.
+            show. If it raises an error, the payload is hidden. Payloads cannot be searched then.
         schemas: Names of further schemas in the same database, to switch between.
         allowed_hosts: Names under which the dashboard is served. Requests for other names are refused. By
             default that is not checked, because the program that mounts the dashboard can.
@@ -165,7 +165,7 @@ class Dashboard:
 
     def schema_path(self, request: Request, schema: str) -> str:
         """Return the path of a schema's overview, from the root of the host."""
-        root: str = request.scope["state"]["root"]
+        root: str = quote(request.scope["state"]["root"])
         return f"{root}/" if schema == self._main.schema else f"{root}{_SCHEMAS}{quote(schema, safe='')}/"
 
     async def close(self) -> None:
@@ -199,7 +199,8 @@ class Dashboard:
 
         guarded = security.guarding(remember, caches=path.startswith("/static/"))
         root = scope.get("root_path", "").rstrip("/")
-        state = {**scope.get("state", {}), "root": root, "dashboard": self}
+        # `root` is where the dashboard is, `link_root` where its pages are: below it for other schemas.
+        state = {**scope.get("state", {}), "root": root, "link_root": quote(root), "dashboard": self}
         # Without the router of the program that mounts the dashboard, so that addresses are made by its own.
         inner = {**scope, "app": self, "root_path": root, "state": state}
         for name in ("router", "app_root_path", "endpoint", "path_params"):
@@ -209,7 +210,7 @@ class Dashboard:
             response = await self._admit(request, path)
             if response is None:
                 queue, inner["root_path"] = self._choose_queue(inner, path)
-                state["queue"] = queue
+                state["link_root"] = quote(inner["root_path"])
                 token = self._current.set(queue)
                 try:
                     await self._site(inner, receive, guarded)
@@ -225,7 +226,7 @@ class Dashboard:
     async def _admit(self, request: Request, path: str) -> Response | None:
         """Find out who the request is from; return a response if it goes no further."""
         security.check_host(request, self.allowed_hosts)
-        if path.startswith("/static/"):  # the page that says that somebody must sign in needs them too
+        if path.startswith("/static/"):  # the page that says how to sign in needs them too
             request.scope["state"]["access"] = None
             return None
         if request.method == "GET" and (found := security.login_redirect(request, self.auth)) is not None:
@@ -248,11 +249,11 @@ class Dashboard:
         root: str = scope["root_path"]
         if not path.startswith(_SCHEMAS):
             return self._main, root
-        name, _, _ = path.removeprefix(_SCHEMAS).partition("/")
-        queue = self._queues.get(name) or self._queues.get(unquote(name))
-        if queue is None:
-            raise NotFoundError(f"This dashboard has no schema {unquote(name)[:63]!r}.")
-        return queue, f"{root}{_SCHEMAS}{name}"
+        below = path.removeprefix(_SCHEMAS)
+        for name, queue in self._queues.items():  # a name may contain slashes
+            if below == name or below.startswith(f"{name}/"):
+                return queue, f"{root}{_SCHEMAS}{name}"
+        raise NotFoundError(f"This dashboard has no schema {below.partition('/')[0][:63]!r}.")
 
     async def _explain(self, request: Request, error: Exception) -> Response:
         from graphile_worker.web.api.responses import problem_response  # noqa: PLC0415 - it imports this module

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from graphile_worker._db.queries import web_reads
@@ -14,15 +13,11 @@ from graphile_worker.doctor import examine
 from graphile_worker.errors import ConfigurationError
 from graphile_worker.history import OUTCOMES
 from graphile_worker.stats import Activity, JobCounts, Metric
-from graphile_worker.web.english import describe
-from graphile_worker.web.errors import InvalidRequestError
+from graphile_worker.web.errors import InvalidRequestError, QueryTimeoutError
 from graphile_worker.web.job_data import JobReader
 from graphile_worker.web.models import (
-    ActivityWindow,
     CronPage,
-    CronRow,
     CronRun,
-    DeployMark,
     DoctorFinding,
     DoctorReport,
     FailedJobRow,
@@ -35,32 +30,38 @@ from graphile_worker.web.models import (
     Scaling,
     Series,
     SeriesPoint,
-    StateCounts,
-    TaskAge,
     TaskDetail,
     TaskPage,
-    TaskRow,
     WorkerJob,
     WorkerPage,
-    WorkerRow,
+)
+from graphile_worker.web.rows import (
+    FAILURE_WINDOWS,
+    cron_row,
+    failure_group,
+    find_deploys,
+    find_oldest,
+    find_served,
+    sum_window,
+    task_row,
+    unknown_worker,
+    worker_row,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from graphile_worker.client import WorkerUtils
     from graphile_worker.cron import CronItem
     from graphile_worker.stats import Writes
-    from graphile_worker.web.reading import QueueLook
     from graphile_worker.web.shared import Shared
     from graphile_worker.workers import WorkerInfo
 
 WINDOWS = {"1h": 3600.0, "24h": 86_400.0, "7d": 7 * 86_400.0}
 _WINDOW_STEPS = {"1h": 60.0, "24h": 3600.0, "7d": 86_400.0}
 """Long steps, because only the sums of the longer windows are shown."""
-FAILURE_WINDOWS = ("1h", "3h", "24h", "3d", "7d", "all")
 _MAX_FAILED = 100_000
 """How many of the newest failed jobs are grouped."""
+_FEW_FAILED = 20_000
+"""How many are grouped if that took too long."""
 _MAX_GROUPS = 300
 _MAX_NAMES = 100_000
 _MAX_QUEUES = 500
@@ -74,8 +75,6 @@ _AGE_PART = 3600.0
 """Statistics of a week may be older than those of an hour: by this part of the period."""
 _LAST_FAILED = 2000
 _CRON_RUNS = 20
-_OVERDUE = 120.0
-_RUNNING_SHOWN = 20
 _LEVELS = ("error", "warning", "note", "ok")
 _MAX_AGE = 90 * 86_400.0
 
@@ -86,6 +85,7 @@ class QueueData(JobReader):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._writes: deque[Writes] = deque(maxlen=_SAMPLES)
+        self._grouped = _MAX_FAILED
 
     async def overview(self) -> Overview:
         """Return the state of the queue on one page."""
@@ -101,7 +101,7 @@ class QueueData(JobReader):
         )
         report = self._doctor.peek()
         windows = [
-            _window(name, activity.total())
+            sum_window(name, activity.total())
             for name, activity in zip(WINDOWS, (hour, day, week), strict=True)
             if activity is not None
         ]
@@ -110,7 +110,7 @@ class QueueData(JobReader):
             now=look.look.at,
             counts=look.total,
             look=look.look,
-            oldest=_oldest(look),
+            oldest=find_oldest(look),
             rates=self._rates(writes, hour),
             windows=windows,
             has_statistics=week is not None and bool(week.tasks),
@@ -119,7 +119,7 @@ class QueueData(JobReader):
             workers_known=len(workers),
             failures=failures,
             findings=[one for one in report.findings if one.level in _LEVELS[:2]] if report else [],
-            deploys=list(_deploys(workers)),
+            deploys=list(find_deploys(workers)),
             notices=list(dict.fromkeys(notices)),
         )
 
@@ -139,8 +139,8 @@ class QueueData(JobReader):
         chosen = [group for group in groups if group.windows[window] and (task is None or group.task == task)]
         chosen.sort(key=lambda group: -group.windows[window])
         notices = []
-        if sum(group.jobs for group in groups) >= _MAX_FAILED:
-            notices.append(f"Only the newest {_MAX_FAILED:,} failed jobs are grouped.")
+        if sum(group.jobs for group in groups) >= self._grouped:
+            notices.append(f"Only the newest {self._grouped:,} failed jobs are grouped.")
         return FailurePage(
             window=window,
             groups=chosen,
@@ -187,12 +187,12 @@ class QueueData(JobReader):
             self._optional("The workers", self._read_workers(), nothing, notices),
             self._optional("The last errors", self._last_errors.get(), no_errors, notices),
         )
-        served = _served(workers)
+        served = find_served(workers)
         counted = {} if activity is None else activity.tasks
         names = sorted({*look.tasks, *counted, *served})
         unknown = any(one.is_alive and one.tasks is None for one in workers)
         rows = [
-            _task_row(name, look, activity, served.get(name, []), errors.get(name), unknown=unknown)
+            task_row(name, look, activity, served.get(name, []), errors.get(name), unknown=unknown)
             for name in names
         ]
         return TaskPage(items=rows, look=look.look, notices=list(dict.fromkeys(notices)))
@@ -209,7 +209,7 @@ class QueueData(JobReader):
         )
         failures = await self.failures(task=identifier)
         windows = [
-            _window(name, activity.total(identifier))
+            sum_window(name, activity.total(identifier))
             for name, activity in zip(WINDOWS, found, strict=True)
             if activity is not None
         ]
@@ -240,7 +240,7 @@ class QueueData(JobReader):
             runs, lateness = (
                 await self._cron_runs(item, notices) if item is not None and keeps else ([], None)
             )
-            items.append(_cron_row(identifier, item, since, last, now, runs, lateness))
+            items.append(cron_row(identifier, item, since, last, now, runs, lateness))
         return CronPage(items=items, now=now, notices=list(dict.fromkeys(notices)))
 
     async def workers(self) -> WorkerPage:
@@ -264,9 +264,9 @@ class QueueData(JobReader):
             by_worker[row["worker"]].append(
                 WorkerJob(id=str(row["id"]), task=row["task"] or "", seconds=max(0.0, row["seconds"]))
             )
-        rows = [_worker_row(one, by_worker.pop(one.id, []), queues.get(one.id, 0)) for one in known]
+        rows = [worker_row(one, by_worker.pop(one.id, []), queues.get(one.id, 0)) for one in known]
         # Node workers send no heartbeats. They are known while they hold locks.
-        rows += [_unknown_worker(name, jobs, queues.get(name, 0)) for name, jobs in by_worker.items()]
+        rows += [unknown_worker(name, jobs, queues.get(name, 0)) for name, jobs in by_worker.items()]
         rows.sort(key=lambda row: (not row.is_alive and row.status != "unknown", -row.jobs, row.id))
         return WorkerPage(items=rows, look=look.look, notices=notices)
 
@@ -329,10 +329,15 @@ class QueueData(JobReader):
         return self._share("failures", self._group_failures)
 
     async def _group_failures(self) -> tuple[list[FailureGroup], bool]:
-        rows, timed = await self._query(
-            partial(web_reads.group_failures, jobs_limit=_MAX_FAILED, groups_limit=_MAX_GROUPS)
-        )
-        return [_failure_group(dict(row), timed=timed) for row in rows], timed
+        read = partial(web_reads.group_failures, groups_limit=_MAX_GROUPS)
+        try:
+            rows, timed = await self._query(partial(read, jobs_limit=self._grouped))
+        except QueryTimeoutError:
+            if self._grouped <= _FEW_FAILED:
+                raise
+            self._grouped = _FEW_FAILED
+            rows, timed = await self._query(partial(read, jobs_limit=self._grouped))
+        return [failure_group(dict(row), timed=timed) for row in rows], timed
 
     async def _last_failures(self) -> list[FailedJobRow]:
         rows = await self._share(
@@ -472,172 +477,7 @@ class QueueData(JobReader):
             blocked=look.total.blocked,
             claimable=claimable,
             desired=claimable + look.total.running,
-            oldest_ready_seconds=max((one.seconds for one in _oldest(look)), default=0.0),
+            oldest_ready_seconds=max((one.seconds for one in find_oldest(look)), default=0.0),
             at=look.look.at,
             exact=look.look.exact and queued < _MAX_NAMES and free < _MAX_NAMES,
         )
-
-
-def _window(name: str, counts: JobCounts) -> ActivityWindow:
-    return ActivityWindow(
-        window=name,
-        done=counts.done,
-        failed=counts.failed,
-        run_p50=counts.run_time(0.5),
-        run_p95=counts.run_time(0.95),
-        wait_p50=counts.wait_time(0.5),
-        wait_p95=counts.wait_time(0.95),
-    )
-
-
-def _oldest(look: QueueLook) -> list[TaskAge]:
-    ages = [
-        TaskAge(
-            task=task, seconds=max(0.0, (look.look.at - due).total_seconds()), ready=look.tasks[task].ready
-        )
-        for task, due in look.oldest.items()
-    ]
-    return sorted(ages, key=lambda age: -age.seconds)[:10]
-
-
-def _deploys(workers: Sequence[WorkerInfo]) -> Iterator[DeployMark]:
-    versions: dict[tuple[str | None, str], list[datetime]] = defaultdict(list)
-    for one in workers:
-        if one.version and one.started_at:
-            versions[one.language, one.version].append(one.started_at)
-    for (language, version), starts in sorted(versions.items(), key=lambda item: min(item[1])):
-        yield DeployMark(at=min(starts), version=version, language=language, workers=len(starts))
-
-
-def _served(workers: Sequence[WorkerInfo]) -> Mapping[str, list[str]]:
-    served: dict[str, list[str]] = defaultdict(list)
-    for one in workers:
-        if one.is_alive:
-            for task in one.tasks or ():
-                served[task].append(one.id)
-    return served
-
-
-def _task_row(
-    name: str,
-    look: QueueLook,
-    activity: Activity | None,
-    served: list[str],
-    error: str | None,
-    *,
-    unknown: bool,
-) -> TaskRow:
-    counts = look.tasks.get(name, StateCounts())
-    done = JobCounts() if activity is None else activity.total(name)
-    ended = done.done + done.failed
-    due = look.oldest.get(name)
-    return TaskRow(
-        task=name,
-        counts=counts,
-        oldest_seconds=None if due is None else max(0.0, (look.look.at - due).total_seconds()),
-        done=done.done,
-        failed=done.failed,
-        failure_ratio=done.failed / ended if ended else None,
-        run_p50=done.run_time(0.5),
-        run_p95=done.run_time(0.95),
-        wait_p95=done.wait_time(0.95),
-        last_error=None if error is None else (error.strip().splitlines() or [""])[0][:300],
-        served_by=served,
-        is_served=True if served else None if unknown else False,
-    )
-
-
-def _failure_group(row: Mapping[str, Any], *, timed: bool) -> FailureGroup:
-    names = FAILURE_WINDOWS[:-1]
-    windows = {name: row[name] if timed else row["jobs"] for name in names}
-    return FailureGroup(
-        task=row["task"],
-        error_type=row["error_type"],
-        fingerprint=row["fingerprint"],
-        jobs=row["jobs"],
-        permanent=row["permanent"],
-        windows={**windows, "all": row["jobs"]},
-        last_failed_at=row["last_failed_at"],
-        example_id=str(row["example_id"]),
-    )
-
-
-def _cron_row(
-    identifier: str,
-    item: CronItem | None,
-    since: datetime | None,
-    last: datetime | None,
-    now: datetime,
-    runs: list[CronRun],
-    lateness: float | None,
-) -> CronRow:
-    if item is None:
-        return CronRow(
-            id=identifier,
-            task=None,
-            expression=None,
-            english=None,
-            zone=None,
-            last_run=last,
-            known_since=since,
-        )
-    expression = item.match if isinstance(item.match, str) else None
-    # A function is called for each minute, so it is not asked for three runs.
-    following = (
-        list(islice(item.occurrences(now), 3))
-        if expression
-        else [one for one in [item.next_after(now)] if one]
-    )
-    due = item.next_after(last or since) if (last or since) is not None and expression else None  # type: ignore[arg-type]
-    return CronRow(
-        id=identifier,
-        task=item.task,
-        expression=expression,
-        english=describe(expression) if expression else "at minutes that a function chooses",
-        zone=str(item.tz or "UTC"),
-        next_runs=following,
-        last_run=last,
-        known_since=since,
-        lateness=lateness,
-        runs=runs,
-        can_run=True,
-        is_overdue=due is not None and now - due > timedelta(seconds=_OVERDUE),
-    )
-
-
-def _worker_row(one: WorkerInfo, running: list[WorkerJob], queues: int) -> WorkerRow:
-    return WorkerRow(
-        id=one.id,
-        language=one.language,
-        host=one.host,
-        pid=one.pid,
-        version=one.version,
-        status=one.status,
-        is_alive=one.is_alive,
-        slots=one.concurrency,
-        jobs=len(running),
-        queues=queues,
-        running=running[:_RUNNING_SHOWN],
-        started_at=one.started_at,
-        heartbeat_seconds=one.seconds_since_heartbeat,
-        tasks=None if one.tasks is None else list(one.tasks),
-        reason=one.reason,
-    )
-
-
-def _unknown_worker(name: str, running: list[WorkerJob], queues: int) -> WorkerRow:
-    return WorkerRow(
-        id=name,
-        language=None,
-        host=None,
-        pid=None,
-        version=None,
-        status="unknown",
-        is_alive=False,
-        slots=None,
-        jobs=len(running),
-        queues=queues,
-        running=running[:_RUNNING_SHOWN],
-        started_at=None,
-        heartbeat_seconds=None,
-    )

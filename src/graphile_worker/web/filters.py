@@ -45,10 +45,12 @@ _WORD = re.compile(
     rf'(?:(?P<name>payload(?:\.(?:{_QUOTED}|[^\s".:]+))+|[a-z]+):)?(?P<value>{_QUOTED}|[^\s"][^\s]*|)(?=\s|$)'
     r"|(?P<odd>\S+)"
 )
+_UNFINISHED = re.compile(rf"(?:{'|'.join(QUALIFIERS)}|payload\..+):\"")
 _PART = re.compile(rf'{_QUOTED}|[^\s".:]+')
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _PLAIN = re.compile(r'[^\s"]+')
 _MAX_IDS = 1000
+_MAX_PATHS = 4
 
 
 class FilterError(InvalidJobError):
@@ -102,11 +104,10 @@ class Filter(JobFilter, frozen=True, kw_only=True):
             "having_flags": list(self.flags) or None,
             "having_fingerprint": self.fingerprint,
             "having_failed_within": FAILED_WITHIN[self.failed_within] if self.failed_within else None,
-            "having_payload": msgspec.json.encode(
-                [{"path": path, "value": value} for path, value in self.payload]
-            ).decode()
-            if self.payload
-            else None,
+            **{
+                f"having_payload_{place}": [value, *path]
+                for place, (path, value) in enumerate(self.payload, 1)
+            },
             "having_text": text if self.search_payload else None,
             "having_text_outside_payload": None if self.search_payload else text,
             "above_id": self.above_id,
@@ -125,15 +126,17 @@ def parse_filter(text: str, tab: Tab | str | None = None) -> Filter:
     words: list[str] = []
     for match in _WORD.finditer(text):
         name, value, odd = match["name"], match["value"], match["odd"]
+        if name is None or not (name in QUALIFIERS or name.startswith("payload.")):
+            if _UNFINISHED.match(match[0]):
+                odd = match[0]
+            elif match[0]:  # an unknown name is text, for example https://...
+                words.append(_unquote(match[0]))
+        else:
+            _add_qualifier(found, name, _unquote(value))
         if odd is not None:
             raise FilterError(
-                f'A quotation mark is not closed in {odd!r}. Close it, or write \\" inside quotes.'
+                f'A quotation mark is not closed in {odd[:100]!r}. Close it, or write \\" inside quotes.'
             )
-        if name is None or not (name in QUALIFIERS or name.startswith("payload.")):
-            if match[0]:  # an unknown name is text, for example https://...
-                words.append(_unquote(match[0]))
-            continue
-        _add_qualifier(found, name, _unquote(value))
     if words:
         found["search"] = " ".join(words)
     for field, value in found.items():
@@ -197,6 +200,8 @@ def _add_qualifier(found: dict[str, Any], name: str, value: str) -> None:
         for one in (*path, value):
             _check(name, one)
         found["payload"] = (*found["payload"], (path, value))
+        if len(found["payload"]) > _MAX_PATHS:
+            raise FilterError(f"The filter has more than {_MAX_PATHS} values of payloads.")
     elif _FIELDS[name] in found:
         raise FilterError(f"The filter has {name}: twice. A job has only one.")
     elif name == "failed" and value not in FAILED_WITHIN:

@@ -46,6 +46,9 @@ MAX_COUNTED = 10_000
 SEARCHED = 100_000
 """How many of the newest jobs are searched if each of them has to be read."""
 _EARLIER_RUNS = 10
+_LARGE = 20_000
+"""Jobs of a table that is large enough to remember which of them have failed."""
+_CANDIDATES = 2 * MAX_PAGE
 _MAX_ATTEMPTS = 200
 _SORTS = ("newest", "oldest")
 
@@ -111,13 +114,11 @@ class JobReader(Reader):
         filters = await self._page_filters(bounded)
         notices: list[str] = []
         # Counting may take longer than reading a page, and then the page is shown without the number.
+        placed, size = _placed(filters, place, sort), min(limit, MAX_PAGE)
         rows, count = await asyncio.gather(
-            self._query(
-                partial(_read_page, filters=_placed(filters, place, sort), limit=min(limit, MAX_PAGE))
-            ),
-            self._count(bounded, notices),
+            self._read_rows(bounded, placed, size), self._count(bounded, notices)
         )
-        items, following, previous = _cut(rows, place, sort, min(limit, MAX_PAGE))
+        items, following, previous = _cut(rows, place, sort, size)
         progress = await self._progress([int(row["id"]) for row in items if row["state"] == "running"])
         return JobPage(
             items=[job_row(row, progress.get(row["id"])) for row in items],
@@ -127,6 +128,41 @@ class JobReader(Reader):
             searched=searched,
             notices=notices,
         )
+
+    async def _read_rows(self, selected: Filter, placed: dict[str, object], size: int) -> list[Any]:
+        """Return the rows of a page, and one more if there is another page."""
+        ids, are_all = await self._failed_candidates(selected, placed)
+        if ids is not None:
+            found = await self._query(
+                partial(_read_page, filters={**placed, "having_id_any": ids}, limit=size)
+            )
+            if are_all or len(found) > size:
+                return found
+        return await self._query(partial(_read_page, filters=placed, limit=size))
+
+    async def _failed_candidates(
+        self, selected: Filter, placed: dict[str, object]
+    ) -> tuple[list[int] | None, bool]:
+        """Return ids among which a page of failed jobs is likely found, and whether there are no others.
+
+        No index has the failed jobs, so a page of them would be a pass over a large table. The ids are from
+        one such pass, which all viewers share.
+        """
+        if selected.tab is not Tab.FAILED or selected.ids or (await self.look()).total.total < _LARGE:
+            return None, False
+        find = partial(web_reads.find_failed, limit=MAX_COUNTED)
+        ids = await self._share("failed ids", partial(self._query, find)).get()
+        before, after = placed.get("before_id"), placed.get("after_id")
+        chosen = [
+            one
+            for one in (ids if placed["descends"] else reversed(ids))
+            if (not isinstance(before, int) or one < before) and (not isinstance(after, int) or one > after)
+        ]
+        if not placed["descends"] and len(ids) >= MAX_COUNTED:
+            return None, False  # the oldest ones are not known
+        if selected.is_empty and len(chosen) > _CANDIDATES:
+            return chosen[:_CANDIDATES], False
+        return chosen, len(ids) < MAX_COUNTED
 
     async def bound(self, selected: Filter, access: Access) -> tuple[Filter, Searched]:
         """Return the filter as it applies to a viewer, and how much of the table it sees.
@@ -139,7 +175,7 @@ class JobReader(Reader):
             raise FilterError(
                 "You may not see payloads, and so you cannot search in them."
                 if self._redact is None
-                else "Payloads are redacted here, and so nobody can search in them."
+                else "Payloads are redacted here, and so they cannot be searched."
             )
         bounded = selected.replace(search_payload=sees_payloads)
         if not bounded.is_slow:

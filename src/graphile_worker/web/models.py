@@ -476,7 +476,7 @@ class Series(Model, frozen=True, kw_only=True, gc=False):
     points: list[SeriesPoint]
     estimated: bool = False
     source: Literal["python", "table"]
-    """``python``: counted by Python workers only. ``table``: counted in the table, whoever does the work."""
+    """``python``: counted by Python workers only. ``table``: counted in the table, for all workers."""
 
 
 class Scaling(Model, frozen=True, kw_only=True, gc=False):

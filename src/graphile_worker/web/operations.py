@@ -61,7 +61,7 @@ _MAX_REASON = 10_000
 
 
 class _Progress:
-    """An operation that runs, and whether somebody wants it to stop."""
+    """An operation that runs, and whether it should stop."""
 
     def __init__(self, operation: Operation) -> None:
         self.operation = operation
@@ -361,7 +361,7 @@ class Operations:
         except GraphileWorkerError as failure:
             status, error = "failed", str(failure)
             logger.warning("An operation of the dashboard failed: %s", failure)
-        except Exception:  # it runs in the background, where nobody else would report it
+        except Exception:  # it runs in the background, so no caller would report it
             status, error = "failed", "An error of the dashboard itself. The program's log has its traceback."
             logger.exception("An operation of the dashboard failed")
         finally:

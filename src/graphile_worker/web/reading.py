@@ -153,7 +153,7 @@ class Reader:
             notices.append(f"{what} took longer than {self._timeout:g} s to read.")
         except DatabaseError as error:
             cause = error.__cause__
-            if cause is None or classify_error(cause) is ErrorKind.LOST:
+            if cause is None or classify_error(cause) is not ErrorKind.FATAL:  # not about privileges
                 raise
             notices.append(f"{what} cannot be read: {error}")
         return default

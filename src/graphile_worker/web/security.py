@@ -200,7 +200,7 @@ def login_redirect(connection: HTTPConnection, auth: Auth | None) -> tuple[str, 
 def cookie_header(connection: HTTPConnection, value: str, path: str) -> str:
     """Return the Set-Cookie header of a session."""
     secure = "; Secure" if connection.url.scheme == "https" else ""
-    return f"{cookie_name(connection)}={value}; Path={path or '/'}; HttpOnly; SameSite=Strict{secure}"
+    return f"{cookie_name(connection)}={value}; Path={quote(path) or '/'}; HttpOnly; SameSite=Strict{secure}"
 
 
 def wants_json(scope: Scope, path: str) -> bool:

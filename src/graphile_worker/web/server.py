@@ -61,6 +61,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
+        bound.listen()  # the link works as soon as it is printed
     except OSError as error:
         bound.close()
         raise ConfigurationError(

@@ -110,4 +110,4 @@ class Shared(Generic[T]):
 
 def _retrieve(task: asyncio.Task[T]) -> None:
     if not task.cancelled():
-        task.exception()  # otherwise asyncio logs errors that nobody waits for
+        task.exception()  # otherwise asyncio logs errors without a reader

@@ -87,6 +87,11 @@ async def find_running(connection: Connection, schema: Schema, limit: int) -> li
     return [row["id"] for row in await connection.fetch(_statement(schema, "find_running"), limit)]
 
 
+async def find_failed(connection: Connection, schema: Schema, limit: int) -> list[int]:
+    """Return the ids of the newest jobs without attempts left."""
+    return [row["id"] for row in await connection.fetch(_statement(schema, "find_failed"), limit)]
+
+
 async def count_up_to(connection: Connection, schema: Schema, what: str, limit: int) -> int:
     """Count ``blocked`` or ``queued_ready`` jobs, ``claimable_queues`` or ``queue_names``, up to a limit."""
     return int(str(await connection.fetchval(_statement(schema, f"count_{what}"), limit)))

@@ -47,6 +47,12 @@ order by 1;
 -- name: find_running
 select job.id from {schema}._private_jobs as job where job.locked_at is not null limit $1;
 
+-- name: find_failed
+-- The newest ones.
+select job.id from {schema}._private_jobs as job
+where not job.is_available and job.locked_at is null
+order by job.id desc limit $1;
+
 -- name: locked_queues
 array(select queue.id from {schema}._private_job_queues as queue where queue.locked_at is not null)
 

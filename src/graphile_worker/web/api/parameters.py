@@ -88,7 +88,7 @@ class AddJobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A job to add."""
 
     task: Name
-    payload: msgspec.Raw = msgspec.Raw(b"{}")
+    payload: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"{}"))
     queue_name: Name | None = None
     run_at: Moment | None = None
     max_attempts: MaxAttempts | None = None

@@ -92,7 +92,7 @@ class Endpoint:
         if isinstance(answer, StreamingResponse):
             return answer
         if isinstance(answer, ActionResult) and answer.operation is not None:
-            place = f"{request.scope['root_path']}{PREFIX}/operations/{answer.operation}"
+            place = f"{request.state.link_root}{PREFIX}/operations/{answer.operation}"
             return json_response(answer, HTTPStatus.ACCEPTED, {"Location": place})
         return json_response(answer, self.statuses[0])
 
@@ -424,6 +424,6 @@ def api_routes(dashboard: Dashboard) -> list[Route]:
         return Route(PREFIX + endpoint.path, answer, methods=[endpoint.method])
 
     async def describe(request: Request) -> Response:
-        return json_response(openapi.describe(ENDPOINTS, request.scope["root_path"]))
+        return json_response(openapi.describe(ENDPOINTS, request.state.link_root))
 
     return [Route(f"{PREFIX}/openapi.json", describe, methods=["GET"]), *map(route, ENDPOINTS)]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-import msgspec
-
 from graphile_worker.errors import InvalidJobError
 from graphile_worker.web.errors import ChangedCountError, WebError
-from graphile_worker.web.filters import format_filter
+from graphile_worker.web.filters import FilterError, format_filter
 from graphile_worker.web.pages.forms import read_form, read_number, read_text, read_time
 from graphile_worker.web.pages.jobs import ACTION_PERMISSIONS, ACTION_TEXTS, read_selection
 from graphile_worker.web.pages.links import Links, access_of, redirect
@@ -48,7 +47,7 @@ async def confirm_action(pages: Renderer, request: Request) -> Response:
 
 
 async def _ask(
-    pages: Renderer, request: Request, given: QueryParams | Form, *, changed: str | None = None
+    pages: Renderer, request: Request, given: QueryParams | Form, *, problem: str = "", status: int = 200
 ) -> Response:
     access, links = access_of(request), Links(request)
     action = _read_action(given)
@@ -58,8 +57,6 @@ async def _ask(
     if not everything and not ids:
         return await pages.problem(request, "No job is selected", "Tick some jobs first.", 400)
     preview = await pages.dashboard.operations.preview(action, selected, access)
-    if changed:
-        preview = msgspec.structs.replace(preview, notices=[changed, *preview.notices])
     back = str(given.get("back") or "") or _list_address(given)
     verb = ACTION_TEXTS[action]
     jobs = f"{counted(preview.count)} {'job' if preview.count.value == 1 else 'jobs'}"
@@ -67,7 +64,9 @@ async def _ask(
         request,
         "confirm.html",
         current="jobs",
-        status=409 if changed else 200,
+        status=status,
+        problem=problem,
+        form=given,
         action=action,
         verb=verb,
         question=f"{_question(verb)} {jobs}?" if preview.count.value else f"{verb}: nothing to do",
@@ -132,7 +131,11 @@ async def act_on_jobs(pages: Renderer, request: Request) -> Response:
             **_read_options(action, form),
         )
     except ChangedCountError as error:
-        return await _ask(pages, request, form, changed=str(error))
+        return await _ask(pages, request, form, problem=str(error), status=HTTPStatus.CONFLICT)
+    except FilterError:
+        raise
+    except InvalidJobError as error:
+        return await _ask(pages, request, form, problem=str(error), status=HTTPStatus.BAD_REQUEST)
     if result.operation is not None:
         return redirect(links.to(f"/operations/{result.operation}"))
     back = links.back(form.get("back"), "/jobs")

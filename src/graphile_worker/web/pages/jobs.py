@@ -32,6 +32,7 @@ SEARCH_HELP = (
     ("worker:…", "Jobs that a worker has locked"),
     ("id:17,18", "Jobs by id"),
     ("error:TimeoutError", "Jobs whose last attempt failed with a type of exception"),
+    ("failed:24h", "Jobs whose last attempt failed within 1h, 3h, 24h, 3d or 7d"),
     ("payload.user.id:7", "Jobs with a value in their payload"),
     ('"no such card"', "Text in payloads, errors, keys and names: among the newest jobs"),
 )

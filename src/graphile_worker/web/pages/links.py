@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from starlette.responses import RedirectResponse
 
@@ -20,7 +20,7 @@ class Links:
     """Makes addresses of the dashboard, under the path where it is mounted."""
 
     def __init__(self, request: Request) -> None:
-        self.root: str = request.scope.get("root_path", "").rstrip("/")
+        self.root: str = request.state.link_root
 
     def to(self, path: str, **query: object) -> str:
         """Return the address of a page. Empty values are left out of the query."""
@@ -38,6 +38,11 @@ def access_of(request: Request) -> Access:
     """Return who the request is from, and what they may do."""
     access: Access = request.state.access
     return access
+
+
+def cookie_path(request: Request) -> str:
+    """Return the path for which cookies of the dashboard are set: all its schemas share them."""
+    return f"{quote(request.state.root)}/"
 
 
 def redirect(address: str) -> Response:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from graphile_worker.web.pages.formatting import count
-from graphile_worker.web.pages.links import Links, redirect
+from graphile_worker.web.pages.links import Links, cookie_path, redirect
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -57,7 +57,7 @@ def redirect_with_notice(
         NOTICE,
         f"{what}.{number}.{requested}",
         max_age=_SECONDS,
-        path=f"{request.state.root}/",
+        path=cookie_path(request),
         httponly=True,
         samesite="strict",
         secure=request.url.scheme == "https",

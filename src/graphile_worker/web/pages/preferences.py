@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from graphile_worker.web.pages.forms import read_form
-from graphile_worker.web.pages.links import Links, redirect
+from graphile_worker.web.pages.links import Links, cookie_path, redirect
 from graphile_worker.web.pages.rendering import REFRESHES, THEMES
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ async def set_preferences(_pages: Renderer, request: Request) -> Response:
                 f"gw_{name}",
                 form[name],
                 max_age=_YEAR,
-                path=f"{request.state.root}/",
+                path=cookie_path(request),
                 httponly=True,
                 samesite="lax",
                 secure=request.url.scheme == "https",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from functools import cache
 from hashlib import blake2b
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
@@ -13,13 +14,11 @@ import jinja2
 from starlette.responses import HTMLResponse
 
 from graphile_worker import __version__
-from graphile_worker._base.logs import library_logger as logger
-from graphile_worker.errors import DatabaseError, GraphileWorkerError, InvalidJobError
-from graphile_worker.web.errors import QueryTimeoutError, WebError
-from graphile_worker.web.filters import FilterError
+from graphile_worker.errors import DatabaseError, SchemaError
+from graphile_worker.web.errors import QueryTimeoutError
 from graphile_worker.web.models import Tab
 from graphile_worker.web.pages import formatting
-from graphile_worker.web.pages.links import Links, access_of, read_choice
+from graphile_worker.web.pages.links import Links, access_of, cookie_path, read_choice
 from graphile_worker.web.pages.notices import NOTICE, read_notice
 
 if TYPE_CHECKING:
@@ -71,7 +70,6 @@ _FILTERS = (
     "time_of_day",
     "day_and_time",
 )
-_NOT_FOUND, _SERVER_ERROR, _UNAVAILABLE = 404, 500, 503
 
 
 class Outage(NamedTuple):
@@ -140,7 +138,7 @@ class Renderer:
         )
         response = HTMLResponse(encode(text), status)
         if NOTICE in request.cookies and template != "confirm.html":
-            response.delete_cookie(NOTICE, path=f"{request.state.root}/")
+            response.delete_cookie(NOTICE, path=cookie_path(request))
         return response
 
     def _shell(self, request: Request) -> dict[str, Any]:
@@ -150,7 +148,7 @@ class Renderer:
         def url(path: str, **query: object) -> str:
             return link.to(path, **query)
 
-        here = request.url.path.removeprefix(link.root) or "/"
+        here = quote(request.scope["path"].removeprefix(request.scope["root_path"])) or "/"
         if request.url.query:
             here += f"?{request.url.query}"
         return {
@@ -172,28 +170,22 @@ class Renderer:
             "version": __version__,
             "now": datetime.now(UTC),
             "notice": read_notice(request),
-            "query": "",
+            "query": request.query_params.get("q", ""),
         }
 
     def handle(self, handler: Callable[[Renderer, Request], Awaitable[Response]]) -> Handler:
-        """Return a route's endpoint that turns errors into pages."""
+        """Return a route's endpoint, with a banner if the database is away. `Dashboard` has other errors."""
 
         async def endpoint(request: Request) -> Response:
             try:
                 return await handler(self, request)
-            except WebError as error:
-                return await self.problem(request, error.status.phrase, str(error), error.status)
-            except (FilterError, InvalidJobError) as error:
-                return await self.problem(request, "This does not work", str(error), 400)
             except QueryTimeoutError as error:
-                outage = Outage("The database took too long.", str(error))
-                return await self._away(request, outage)
+                return await self._away(request, Outage("The database took too long.", str(error)))
+            except SchemaError as error:
+                return await self._away(request, Outage("The queue is not ready.", str(error)))
             except DatabaseError as error:
                 outage = Outage("The database is unavailable.", f"{error} This page tries again by itself.")
                 return await self._away(request, outage)
-            except GraphileWorkerError as error:
-                logger.warning("A page of the dashboard failed: %s", error)
-                return await self.problem(request, "This does not work", str(error), _SERVER_ERROR)
 
         return endpoint
 
@@ -214,7 +206,9 @@ class Renderer:
 
     async def _away(self, request: Request, outage: Outage) -> Response:
         values: dict[str, Any] = {"title": outage.title, "text": "", "back_url": None}
-        return await self.page(request, "outage.html", status=_UNAVAILABLE, outage=outage, **values)
+        return await self.page(
+            request, "outage.html", status=HTTPStatus.SERVICE_UNAVAILABLE, outage=outage, **values
+        )
 
 
 @cache
@@ -254,7 +248,7 @@ def encode(text: str) -> bytes:
 
 def asset(request: Request, name: str) -> str:
     """Return the address of a static file, which changes with its content."""
-    return f"{request.state.root}/static/{name}?v={_fingerprints()[name]}"
+    return f"{quote(request.state.root)}/static/{name}?v={_fingerprints()[name]}"
 
 
 @cache
@@ -266,8 +260,9 @@ def _fingerprints() -> dict[str, str]:
 async def error_page(dashboard: Dashboard, request: Request, problem: Problem) -> Response:
     """Render a page for a request that is not answered otherwise: a stranger, a wrong address, a failure."""
     if request.scope["state"].get("access") is not None:
+        title = "This does not work" if problem.status == HTTPStatus.BAD_REQUEST else problem.title
         return await Renderer(dashboard).problem(
-            request, problem.title, problem.detail or "", problem.status, Links(request).to("/")
+            request, title, problem.detail or "", problem.status, Links(request).to("/")
         )
     text = (
         make_environment()
