@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
+from msgspec import structs
 
 from graphile_worker import Runner
 from graphile_worker._db.queries import statistics as database_statistics
@@ -139,6 +140,29 @@ async def test_jobs_that_pile_up_are_one_warning_and_one_line_when_they_become_f
             "The jobs of the task 'task' become fewer again: 0 jobs are due"
         ]
         gate.open()
+
+
+async def test_jobs_added_at_once_that_are_being_run_do_not_pile_up(
+    db: asyncpg.Connection, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running({"other": nothing}, database, statistics=False) as runner:
+        watch = QueueWatch(
+            pool=structs.replace(runner._pool, tasks=("task",)),
+            session=runner._parts.session,
+            now=lambda: datetime.now(UTC),
+            logger=runner.logger,
+        )
+        add_many = "select graphile_worker.add_job('task') from generate_series(1, $1::int)"
+        await db.execute(add_many, MIN_BACKLOG)
+        await sample_and_check(db, watch)
+        await db.execute(add_many, 3 * MIN_BACKLOG)
+        for _ in range(6):
+            await sample_and_check(db, watch)
+            await db.execute(
+                """delete from graphile_worker._private_jobs where id in
+                (select id from graphile_worker._private_jobs order by id limit 20)"""
+            )
+    assert said(caplog, "do not become fewer") == []
 
 
 class TestBlockedLoop:
