@@ -16,6 +16,7 @@ from graphile_worker import Runner
 from graphile_worker._db.queries import statistics as database_statistics
 from graphile_worker._db.sql_files import Schema
 from graphile_worker._worker.liveness import health_server
+from graphile_worker._worker.maintenance import queue_watch, statistics_service
 from graphile_worker._worker.maintenance.queue_watch import MIN_BACKLOG, QueueWatch
 from graphile_worker.middleware import BlockedLoop
 from support.jobs import add
@@ -75,6 +76,24 @@ class TestUnservedTasks:
             for _ in range(3):
                 await sample_and_check(db, watch)
             assert len(said(caplog, "no Python worker has")) == 1, "at most once an hour"
+
+    async def test_running_worker_warns_by_itself(
+        self,
+        db: asyncpg.Connection,
+        database: str,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(statistics_service, "FLUSH_INTERVAL", 0.05)
+        monkeypatch.setattr(statistics_service, "SAMPLE_INTERVAL", 0.05)
+        monkeypatch.setattr(queue_watch, "SAMPLE_INTERVAL", 0.05)
+        await add(db, "unknown")
+        async with running({"task": nothing}, database):
+
+            async def has_warned() -> bool:
+                return bool(said(caplog, "no Python worker has the task 'unknown'"))
+
+            await until(has_warned, "the worker warns")
 
     async def test_only_one_of_several_workers_warns(
         self, db: asyncpg.Connection, database: str, caplog: pytest.LogCaptureFixture
