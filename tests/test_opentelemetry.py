@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import sys
 from contextlib import contextmanager
@@ -445,9 +444,7 @@ class TestOwnStatements:
             ) as runner:
                 await runner.add_job("query", {})
                 await recorder.until("job:complete")
-                async with asyncio.timeout(20):
-                    while recorder.counts["worker:getJob:empty"] < 3:
-                        await asyncio.sleep(0.01)
+                await recorder.until("worker:getJob:empty", 3)
         process, send = telemetry.named("process query"), telemetry.named("send query")
         roots = [span.name for span in telemetry.spans if span.parent is None]
         assert sorted(roots) == ["process query", "send query"], "the worker's own statements are not traced"

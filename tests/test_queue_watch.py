@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import pytest
+from msgspec import structs
 
 from graphile_worker import Runner
 from graphile_worker._db.queries import statistics as database_statistics
 from graphile_worker._db.sql_files import Schema
 from graphile_worker._worker.liveness import health_server
+from graphile_worker._worker.maintenance import queue_watch, statistics_service
 from graphile_worker._worker.maintenance.queue_watch import MIN_BACKLOG, QueueWatch
 from graphile_worker.middleware import BlockedLoop
 from support.jobs import add
@@ -74,6 +76,24 @@ class TestUnservedTasks:
             for _ in range(3):
                 await sample_and_check(db, watch)
             assert len(said(caplog, "no Python worker has")) == 1, "at most once an hour"
+
+    async def test_running_worker_warns_by_itself(
+        self,
+        db: asyncpg.Connection,
+        database: str,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(statistics_service, "FLUSH_INTERVAL", 0.05)
+        monkeypatch.setattr(statistics_service, "SAMPLE_INTERVAL", 0.05)
+        monkeypatch.setattr(queue_watch, "SAMPLE_INTERVAL", 0.05)
+        await add(db, "unknown")
+        async with running({"task": nothing}, database):
+
+            async def has_warned() -> bool:
+                return bool(said(caplog, "no Python worker has the task 'unknown'"))
+
+            await until(has_warned, "the worker warns")
 
     async def test_only_one_of_several_workers_warns(
         self, db: asyncpg.Connection, database: str, caplog: pytest.LogCaptureFixture
@@ -139,6 +159,29 @@ async def test_jobs_that_pile_up_are_one_warning_and_one_line_when_they_become_f
             "The jobs of the task 'task' become fewer again: 0 jobs are due"
         ]
         gate.open()
+
+
+async def test_jobs_added_at_once_that_are_being_run_do_not_pile_up(
+    db: asyncpg.Connection, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running({"other": nothing}, database, statistics=False) as runner:
+        watch = QueueWatch(
+            pool=structs.replace(runner._pool, tasks=("task",)),
+            session=runner._parts.session,
+            now=lambda: datetime.now(UTC),
+            logger=runner.logger,
+        )
+        add_many = "select graphile_worker.add_job('task') from generate_series(1, $1::int)"
+        await db.execute(add_many, MIN_BACKLOG)
+        await sample_and_check(db, watch)
+        await db.execute(add_many, 3 * MIN_BACKLOG)
+        for _ in range(6):
+            await sample_and_check(db, watch)
+            await db.execute(
+                """delete from graphile_worker._private_jobs where id in
+                (select id from graphile_worker._private_jobs order by id limit 20)"""
+            )
+    assert said(caplog, "do not become fewer") == []
 
 
 class TestBlockedLoop:

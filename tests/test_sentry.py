@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 import sentry_sdk
+from sentry_sdk.integrations.dedupe import DedupeIntegration
+from sentry_sdk.integrations.logging import LoggingIntegration
 from sentry_sdk.transport import Transport
 
 from graphile_worker import (
@@ -55,9 +57,15 @@ class KeptEvents(Transport):
 def sent() -> Iterator[KeptEvents]:
     transport = KeptEvents()
     with sentry_sdk.isolation_scope(), sentry_sdk.new_scope():
-        sentry_sdk.init("http://key@localhost/1", transport=transport, auto_enabling_integrations=False)
+        # Without the integrations that patch the standard library, which other tests use.
+        sentry_sdk.init(
+            "http://key@localhost/1",
+            transport=transport,
+            default_integrations=False,
+            integrations=[LoggingIntegration(), DedupeIntegration()],
+        )
         yield transport
-        sentry_sdk.init()  # no DSN: other tests send nothing
+        sentry_sdk.get_global_scope().set_client(None)
 
 
 def types_of(event: dict[str, Any]) -> list[str]:

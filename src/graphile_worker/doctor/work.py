@@ -251,7 +251,9 @@ async def check_backlog(subject: Subject) -> list[Finding]:
     findings = [
         _backlog(task, counts)
         for task, counts in sorted(depths.items())
-        if len(counts) == _BACKLOG_MINUTES and min(counts) == counts[0] >= _MIN_BACKLOG
+        if len(counts) == _BACKLOG_MINUTES
+        and min(counts) == counts[0] >= _MIN_BACKLOG
+        and max(counts) == counts[-1]  # not many that were added at once and are being run
     ]
     message = "No jobs pile up" if samples else "No worker has counted the jobs in the last minutes"
     return findings or [Finding(check="backlog", level=Level.OK, message=message)]

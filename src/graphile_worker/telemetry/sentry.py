@@ -52,10 +52,8 @@ class Sentry(Middleware):
         monitor: Settings of these monitors, such as ``{"checkin_margin": 5, "max_runtime": 60}``.
 
     Example:
-        >>> import sentry_sdk
         >>> from graphile_worker import App
         >>> from graphile_worker.telemetry.sentry import Sentry
-        >>> _ = sentry_sdk.init()  # reads SENTRY_DSN
         >>> app = App(dsn=dsn, middleware=[Sentry(errors="final")])
     """
 

@@ -148,8 +148,13 @@ class QueueWatch(Service):
         )
 
     def _looks_piled_up(self, task: str) -> bool:
+        """Return whether there were never fewer jobs: not many that were added at once and are being run."""
         counts = [read.ready for read in self._reads[task]]
-        return len(counts) == READS_UNTIL_BACKLOG and min(counts) == counts[0] >= MIN_BACKLOG
+        return (
+            len(counts) == READS_UNTIL_BACKLOG
+            and min(counts) == counts[0] >= MIN_BACKLOG
+            and max(counts) == counts[-1]
+        )
 
     def _log_unserved(self, unserved: set[str], served: set[str]) -> None:
         for task in sorted(self._unserved - self._reads.keys() | self._unserved & served):
