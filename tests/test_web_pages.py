@@ -20,7 +20,9 @@ from graphile_worker.testing import Databases
 from graphile_worker.web import Access, Dashboard
 from graphile_worker.web.charts import Line, bar_chart, line_chart
 from graphile_worker.web.filters import parse_filter
+from graphile_worker.web.models import StateCounts
 from graphile_worker.web.pages.formatting import qualifier
+from graphile_worker.web.pages.rendering import CountTexts
 from support.jobs import add, count, existing, get
 from support.pages import Page as DocsPage
 from support.web import HOST, NASTY, PAGES, Page, add_failed, fill, serving
@@ -530,6 +532,12 @@ async def test_dashboard_page_examples_run(database: str, monkeypatch: pytest.Mo
     request = Request({"type": "http", "headers": [], "session": {"user": "ann"}})
     assert (await names["auth"](request)).user == "ann"
     page.assert_done()
+
+
+def test_estimated_counts_are_marked() -> None:
+    counts = StateCounts(ready=1200, failed=3)
+    assert [CountTexts(counts).text(name) for name in ("ready", "all")] == ["1,200", "1,203"]
+    assert CountTexts(counts, exact=False).text("ready") == "≈ 1,200"
 
 
 def test_charts_draw_every_step_and_mark_the_smallest_failure() -> None:

@@ -80,7 +80,7 @@ class Outage(NamedTuple):
 
 
 class CountTexts:
-    """The jobs by state, as text."""
+    """The jobs by state, as text. Numbers that a sample of a very large table gave are marked."""
 
     def __init__(self, counts: StateCounts, *, exact: bool = True) -> None:
         self._counts = counts
@@ -120,7 +120,8 @@ class Renderer:
         """
         counts = None
         if outage is None:
-            counts = CountTexts(await self.dashboard.data.counts())
+            seen = await self.dashboard.data.look()
+            counts = CountTexts(seen.total, exact=seen.look.exact)
         shell = self._shell(request)
         text = (
             make_environment()
