@@ -2194,6 +2194,7 @@ WITH (fillfactor='50');
 CREATE TABLE graphile_worker._private_python_limits (
     id integer NOT NULL,
     name text NOT NULL,
+    tasks text[] DEFAULT '{}'::text[] NOT NULL,
     concurrency integer,
     concurrency_override integer,
     wanted_at timestamp with time zone,

@@ -58,6 +58,10 @@ class LimitState(msgspec.Struct, frozen=True, kw_only=True):
     held: int
     """How many jobs the workers may run at the moment, together. It is above `concurrency` only while the
     limit was lowered and jobs have not ended yet."""
+    waiting: int
+    """How many jobs of the tasks are due."""
+    tasks: list[str]
+    """The tasks that have the limit, or had it."""
     workers: dict[str, int]
     """The share of each worker that has one."""
 
@@ -65,6 +69,11 @@ class LimitState(msgspec.Struct, frozen=True, kw_only=True):
     def is_overridden(self) -> bool:
         """Whether the value was set at run time."""
         return self.concurrency != self.declared
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more jobs may start now."""
+        return self.held >= self.concurrency
 
 
 def check_limit_name(name: object) -> None:

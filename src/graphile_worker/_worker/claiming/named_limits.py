@@ -26,12 +26,13 @@ class NamedLimits:
     """
 
     def __init__(self, by_task: Mapping[str, Limit]) -> None:
-        self.declared: dict[str, Limit] = {}
+        self.by_task = dict(by_task)
         self._names = {task: limit.name for task, limit in by_task.items()}
         self.ids: dict[str, int] = {}
         """The ids of the limits in the database, by name. The exchange's connection sets them."""
+        declared: dict[str, Limit] = {}
         for task, limit in by_task.items():
-            other = self.declared.setdefault(limit.name, limit)
+            other = declared.setdefault(limit.name, limit)
             if other != limit:
                 raise ConfigurationError(
                     f"The limit {limit.name!r} has concurrency {limit.concurrency} at the task {task!r}, and "
