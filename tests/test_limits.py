@@ -308,12 +308,12 @@ class Interleaved:
     """Stops the exchanges of the worker "b" at one place, until the test has finished something else."""
 
     PLACES = (
-        "  if limit_ids is not null then\n    select\n        array_agg(coalesce(known.size",
-        "      limit_turns := array(",
-        "        select coalesce(sum(known.held), 0) into share",
+        "      select\n          array_agg(coalesce(known.size",
+        "        limit_turns := array(",
+        "          select coalesce(sum(known.held), 0) into share",
         (
-            "        insert into {schema}._private_python_shares (limit_id, worker_id, held)\n"
-            "            values (limit_ids[place], worker, limit_shares[place])"
+            "            insert into {schema}._private_python_shares (limit_id, worker_id, held)\n"
+            "              values (limit_ids[place], worker, limit_shares[place])"
         ),
         "  started := clock_timestamp();",
         "    if careful then\n      claimed := '{}';",
@@ -371,8 +371,8 @@ class TestRaces:
     async def test_limit_is_exceeded_if_the_sum_is_not_read_again_under_the_lock(
         self, db: asyncpg.Connection, connections: list[asyncpg.Connection]
     ) -> None:
-        guard = """        select coalesce(sum(known.held), 0) into share
-          from {schema}._private_python_shares as known where known.limit_id = limit_ids[place];
+        guard = """          select coalesce(sum(known.held), 0) into share
+            from {schema}._private_python_shares as known where known.limit_id = limit_ids[place];
 """
         assert exchange_sql().count(guard) == 1, "the guard has changed"
         text = exchange_sql().replace(guard, "        share := limit_totals[place];\n")
