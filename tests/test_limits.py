@@ -10,8 +10,8 @@ import asyncpg
 import pytest
 
 from graphile_worker import App, ConfigurationError, Limit, RunSummary, WorkerUtils, run
-from graphile_worker._db.queries.exchange import ClaimedJob, LimitCounts
-from graphile_worker._db.queries.limits import register_limits
+from graphile_worker._db.queries.exchange import ClaimedJob
+from graphile_worker._db.queries.limits import LimitCounts, register_limits
 from graphile_worker._db.sql_files import Schema, read_script
 from graphile_worker._worker.claiming.named_limits import NamedLimits
 from graphile_worker.doctor import Level, examine

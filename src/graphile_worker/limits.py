@@ -22,12 +22,7 @@ class Limit(msgspec.Struct, frozen=True):
     Tasks that have the same limit share it. `WorkerUtils.set_limit` and ``graphile-worker limits`` change the
     limit while workers run.
 
-    Args:
-        name: Name of the limit, up to 128 characters.
-        concurrency: Maximum number of jobs that run at once.
-
-    Raises:
-        ConfigurationError: A value is invalid.
+    An invalid value is refused with a `ConfigurationError`.
 
     Example:
         >>> from graphile_worker import App, Limit
@@ -40,7 +35,9 @@ class Limit(msgspec.Struct, frozen=True):
     """
 
     name: str
+    """Name of the limit, up to 128 characters."""
     concurrency: int
+    """Maximum number of jobs that run at once."""
 
     def __post_init__(self) -> None:
         check_limit_name(self.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -12,12 +12,37 @@ from graphile_worker._db.sql_files import Schema, one_text_statement, statements
 from graphile_worker.limits import LimitState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from graphile_worker._db.connection.connect import Connection
     from graphile_worker.limits import Limit
 
 _FILE = "limits.sql"
+
+
+class LimitCounts(NamedTuple):
+    """The named limits of a worker's tasks, and how many of their jobs it holds."""
+
+    ids: Sequence[int]
+    in_hand: Sequence[int]
+    """Parallel to `ids`: how many jobs the worker holds if the results of the exchange are recorded."""
+    places: Mapping[str, int]
+    """The place of each task's limit in `ids`, from 1 on."""
+
+
+def as_arguments(
+    rooms: Mapping[str, int] | None, limits: LimitCounts | None, tasks: Collection[str]
+) -> tuple[Sequence[int | None] | None, ...]:
+    """Return the last four arguments of the exchange: for each task its room, and the place of its limit.
+
+    Then follow the limits, and how many of their jobs the worker holds.
+    """
+    return (
+        None if rooms is None else [rooms.get(task) for task in tasks],
+        None if limits is None else [limits.places.get(task) for task in tasks],
+        None if limits is None else limits.ids,
+        None if limits is None else limits.in_hand,
+    )
 
 
 async def register_limits(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from graphile_worker._db.queries.exchange import LimitCounts
+from graphile_worker._db.queries.limits import LimitCounts
 from graphile_worker.errors import ConfigurationError
 
 if TYPE_CHECKING:

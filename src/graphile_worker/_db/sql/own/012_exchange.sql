@@ -229,6 +229,8 @@ declare
   limit_totals integer[];         -- sums of the shares of all workers
   limit_shares integer[];         -- of this worker
   limit_rooms integer[];
+  earlier_task_rooms integer[];
+  earlier_limit_rooms integer[];
   limit_wishes integer[];         -- how many jobs the worker could claim beyond its share
   limit_starves boolean[];        -- whether another worker has no share, and waits
   limit_waits boolean[];          -- whether a worker waited recently
@@ -1363,60 +1365,69 @@ begin
     if rooms is not null or limit_ids is not null then
       is_trimmed := false;
       if cardinality(locked) > 0 then
-        -- Jobs of one limit were chosen independently of each other. Those that have no room stay, with the jobs behind
-        -- them in their queues.
-        with ranked as (
-          select job.id, job.job_queue_id, job.run_at, task_rooms[given.place] as room,
-            limit_rooms[task_limits[given.place]] as limit_room,
-            row_number() over (partition by job.task_id order by job.run_at, job.id) as place_in_task,
-            row_number() over (partition by task_limits[given.place] order by job.run_at, job.id) as place_in_limit
-          from unnest(locked) as chosen (id)
-          join {schema}._private_jobs as job on job.id = any (array[chosen.id])
-          cross join lateral (select array_position(all_tasks, job.task_id) as place) as given
-        ), judged as (
-          select ranked.id, ranked.job_queue_id,
-            bool_or(
-              ranked.place_in_task > coalesce(ranked.room, 2147483647)
-              or ranked.place_in_limit > coalesce(ranked.limit_room, 2147483647)
-            ) over (
-              partition by coalesce(ranked.job_queue_id, -ranked.id) order by ranked.run_at, ranked.id
-            ) as stays
-          from ranked
-        )
-        select
-            coalesce(array_agg(judged.id) filter (where not judged.stays), '{}'),
-            coalesce(
-              array_agg(judged.job_queue_id) filter (where not judged.stays and judged.job_queue_id is not null), '{}'
-            ),
-            expected - count(*) filter (where judged.stays), coalesce(bool_or(judged.stays), false)
-          into locked, locked_queues, expected, is_trimmed
-          from judged;
-        for claimed_task, count in
-          select job.task_id, count(*)
-          from unnest(locked) as chosen (id)
-          join {schema}._private_jobs as job on job.id = any (array[chosen.id])
-          group by job.task_id
-        loop
-          place := array_position(all_tasks, claimed_task);
-          if task_rooms is not null then
-            task_rooms[place] := task_rooms[place] - count;
-          end if;
-          if task_limits[place] is not null then
-            limit_rooms[task_limits[place]] := limit_rooms[task_limits[place]] - count;
-          end if;
+        earlier_task_rooms := task_rooms;
+        earlier_limit_rooms := limit_rooms;
+        for pass in 1 .. 2 loop
+          for claimed_task, count in
+            select job.task_id, count(*)
+            from unnest(locked) as chosen (id)
+            join {schema}._private_jobs as job on job.id = any (array[chosen.id])
+            group by job.task_id
+          loop
+            place := array_position(all_tasks, claimed_task);
+            if task_rooms is not null then
+              task_rooms[place] := task_rooms[place] - count;
+            end if;
+            if task_limits[place] is not null then
+              limit_rooms[task_limits[place]] := limit_rooms[task_limits[place]] - count;
+            end if;
+          end loop;
+          exit when pass = 2 or (coalesce(0 > any (task_rooms), false) or coalesce(0 > any (limit_rooms), false)) is false;
+          task_rooms := earlier_task_rooms;
+          limit_rooms := earlier_limit_rooms;
+          -- Jobs of one limit were chosen independently of each other. Those that have no room stay, with the jobs behind
+          -- them in their queues.
+          with ranked as (
+            select job.id, job.job_queue_id, job.run_at, task_rooms[given.place] as room,
+              limit_rooms[task_limits[given.place]] as limit_room,
+              row_number() over (partition by job.task_id order by job.run_at, job.id) as place_in_task,
+              row_number() over (partition by task_limits[given.place] order by job.run_at, job.id) as place_in_limit
+            from unnest(locked) as chosen (id)
+            join {schema}._private_jobs as job on job.id = any (array[chosen.id])
+            cross join lateral (select array_position(all_tasks, job.task_id) as place) as given
+          ), judged as (
+            select ranked.id, ranked.job_queue_id,
+              bool_or(
+                ranked.place_in_task > coalesce(ranked.room, 2147483647)
+                or ranked.place_in_limit > coalesce(ranked.limit_room, 2147483647)
+              ) over (
+                partition by coalesce(ranked.job_queue_id, -ranked.id) order by ranked.run_at, ranked.id
+              ) as stays
+            from ranked
+          )
+          select
+              coalesce(array_agg(judged.id) filter (where not judged.stays), '{}'),
+              coalesce(
+                array_agg(judged.job_queue_id) filter (where not judged.stays and judged.job_queue_id is not null), '{}'
+              ),
+              expected - count(*) filter (where judged.stays), coalesce(bool_or(judged.stays), false)
+            into locked, locked_queues, expected, is_trimmed
+            from judged;
         end loop;
-        task_ids := array(
-          select given.id
-          from unnest(all_tasks, task_rooms, task_limits) as given (id, room, limit_place)
-          where given.id = any (task_ids)
-            and coalesce(given.room, 1) > 0 and coalesce(limit_rooms[given.limit_place], 1) > 0
-        );
-        tasks_without_queue := array(
-          select given.id from unnest(tasks_without_queue) as given (id) where abs(given.id) = any (task_ids)
-        );
-        tasks_with_queue := array(
-          select given.id from unnest(tasks_with_queue) as given (id) where given.id = any (task_ids)
-        );
+        if 0 = any (task_rooms) or 0 = any (limit_rooms) then
+          task_ids := array(
+            select given.id
+            from unnest(all_tasks, task_rooms, task_limits) as given (id, room, limit_place)
+            where given.id = any (task_ids)
+              and coalesce(given.room, 1) > 0 and coalesce(limit_rooms[given.limit_place], 1) > 0
+          );
+          tasks_without_queue := array(
+            select given.id from unnest(tasks_without_queue) as given (id) where abs(given.id) = any (task_ids)
+          );
+          tasks_with_queue := array(
+            select given.id from unnest(tasks_with_queue) as given (id) where given.id = any (task_ids)
+          );
+        end if;
       end if;
     end if;
     claimed_queues := claimed_queues || locked_queues;
