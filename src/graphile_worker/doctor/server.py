@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from graphile_worker._base.text import pluralize
 from graphile_worker._db.connection.error_mapping import translate_errors
 from graphile_worker._db.connection.listen import listening
-from graphile_worker._db.queries import diagnostics, exchange, workers
+from graphile_worker._db.queries import diagnostics, workers
 from graphile_worker.doctor.finding import Finding, Level
 from graphile_worker.errors import DatabaseError
 
