@@ -317,7 +317,7 @@ class Interleaved:
         ),
         "  started := clock_timestamp();",
         "    if careful then\n      claimed := '{}';",
-        "      share := in_hand[place] + used[place] - limit_rooms[place];",
+        "      share := job_counts[place] + used[place] - limit_rooms[place];",
     )
 
     def __init__(self, db: asyncpg.Connection, place: str, text: str) -> None:
@@ -421,7 +421,7 @@ GUARDS: dict[Callable[[asyncpg.Connection, Connections], Awaitable[bool]], tuple
         "false",
     ),
     lowered_limit_drains: (" - greatest(0, limit_totals[place] - limit_sizes[place])", ""),
-    busy_job_counts: ("in_hand[place] := in_hand[place] + count;", "null;"),
+    busy_job_counts: ("job_counts[place] := job_counts[place] + count;", "null;"),
     starving_worker_gets_room: ("if limit_starves[place] and limit_totals", "if false and limit_totals"),
 }
 

@@ -83,7 +83,7 @@ exception
 end
 $$;
 
-CREATE FUNCTION graphile_worker._private_python_exchange_v4(worker text, job_ids bigint[], job_locks timestamp with time zone[], queue_ids integer[], queue_locks timestamp with time zone[], completed integer, changes json, task_ids integer[], wanted integer, startable integer, run_length integer, queues_first boolean, forbidden_flags text[], as_of timestamp with time zone, mark_priority smallint, mark_run_at timestamp with time zone, mark_id bigint, after_queue integer, session bigint, careful boolean, left_out bigint[], flags_priority smallint DEFAULT NULL::smallint, flags_run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, flags_id bigint DEFAULT NULL::bigint, run_starts timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], run_durations real[] DEFAULT NULL::real[], run_details text[] DEFAULT NULL::text[], rooms integer[] DEFAULT NULL::integer[], task_limits integer[] DEFAULT NULL::integer[], limit_ids integer[] DEFAULT NULL::integer[], in_hand integer[] DEFAULT NULL::integer[]) RETURNS TABLE(kind text, id bigint, task_id integer, job_queue_id integer, queue_name text, payload text, priority smallint, run_at timestamp with time zone, attempts smallint, max_attempts smallint, last_error text, created_at timestamp with time zone, updated_at timestamp with time zone, key text, revision integer, flags text, locked_at timestamp with time zone, contended boolean, next_due timestamp with time zone, next_queue integer, cost double precision, withheld boolean)
+CREATE FUNCTION graphile_worker._private_python_exchange_v4(worker text, job_ids bigint[], job_locks timestamp with time zone[], queue_ids integer[], queue_locks timestamp with time zone[], completed integer, changes json, task_ids integer[], wanted integer, startable integer, run_length integer, queues_first boolean, forbidden_flags text[], as_of timestamp with time zone, mark_priority smallint, mark_run_at timestamp with time zone, mark_id bigint, after_queue integer, session bigint, careful boolean, left_out bigint[], flags_priority smallint DEFAULT NULL::smallint, flags_run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, flags_id bigint DEFAULT NULL::bigint, run_starts timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], run_durations real[] DEFAULT NULL::real[], run_details text[] DEFAULT NULL::text[], rooms integer[] DEFAULT NULL::integer[], task_limits integer[] DEFAULT NULL::integer[], limit_ids integer[] DEFAULT NULL::integer[], job_counts integer[] DEFAULT NULL::integer[]) RETURNS TABLE(kind text, id bigint, task_id integer, job_queue_id integer, queue_name text, payload text, priority smallint, run_at timestamp with time zone, attempts smallint, max_attempts smallint, last_error text, created_at timestamp with time zone, updated_at timestamp with time zone, key text, revision integer, flags text, locked_at timestamp with time zone, contended boolean, next_due timestamp with time zone, next_queue integer, cost double precision, withheld boolean)
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET jit TO 'off'
@@ -506,7 +506,7 @@ begin
         loop
           place := task_limits[array_position(task_ids, claimed_task)];
           if place is not null then
-            in_hand[place] := in_hand[place] + count;
+            job_counts[place] := job_counts[place] + count;
           end if;
         end loop;
       end if;
@@ -550,7 +550,7 @@ begin
       for place in 1 .. cardinality(limit_ids) loop
         -- If the limit was lowered, shares of ended jobs are given up until the sum fits.
         limit_rooms[place] := least(startable, greatest(
-          0, limit_shares[place] - in_hand[place] - greatest(0, limit_totals[place] - limit_sizes[place])
+          0, limit_shares[place] - job_counts[place] - greatest(0, limit_totals[place] - limit_sizes[place])
         ));
         if limit_starves[place] and limit_totals[place] >= limit_sizes[place] then
           limit_rooms[place] := 0;
@@ -1543,7 +1543,7 @@ begin
 
   if limit_ids is not null then
     for place in 1 .. cardinality(limit_ids) loop
-      share := in_hand[place] + used[place] - limit_rooms[place];
+      share := job_counts[place] + used[place] - limit_rooms[place];
       if share <> limit_shares[place] then
         insert into "graphile_worker"._private_python_shares (limit_id, worker_id, held)
           values (limit_ids[place], worker, share)

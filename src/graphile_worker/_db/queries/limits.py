@@ -24,7 +24,7 @@ class LimitCounts(NamedTuple):
     """The named limits of a worker's tasks, and how many of their jobs it holds."""
 
     ids: Sequence[int]
-    in_hand: Sequence[int]
+    job_counts: Sequence[int]
     """Parallel to `ids`: how many jobs the worker holds if the results of the exchange are recorded."""
     places: Mapping[str, int]
     """The place of each task's limit in `ids`, from 1 on."""
@@ -41,7 +41,7 @@ def as_arguments(
         None if rooms is None else [rooms.get(task) for task in tasks],
         None if limits is None else [limits.places.get(task) for task in tasks],
         None if limits is None else limits.ids,
-        None if limits is None else limits.in_hand,
+        None if limits is None else limits.job_counts,
     )
 
 

@@ -51,6 +51,6 @@ class NamedLimits:
         places = {name: place for place, name in enumerate(self.ids, 1)}
         return LimitCounts(
             ids=list(self.ids.values()),
-            in_hand=[max(0, counts[name]) for name in self.ids],
+            job_counts=[max(0, counts[name]) for name in self.ids],
             places={task: places[name] for task, name in names.items() if name in places},
         )

@@ -117,7 +117,7 @@ create or replace function {schema}._private_python_exchange_v4(
   rooms integer[] default null,
   task_limits integer[] default null,
   limit_ids integer[] default null,
-  in_hand integer[] default null  -- how many jobs of each limit the worker holds if all finished jobs are recorded
+  job_counts integer[] default null  -- how many jobs of each limit the worker holds if all finished jobs are recorded
 ) returns table (
   kind text,
   id bigint,
@@ -563,7 +563,7 @@ begin
         loop
           place := task_limits[array_position(task_ids, claimed_task)];
           if place is not null then
-            in_hand[place] := in_hand[place] + count;
+            job_counts[place] := job_counts[place] + count;
           end if;
         end loop;
       end if;
@@ -607,7 +607,7 @@ begin
       for place in 1 .. cardinality(limit_ids) loop
         -- If the limit was lowered, shares of ended jobs are given up until the sum fits.
         limit_rooms[place] := least(startable, greatest(
-          0, limit_shares[place] - in_hand[place] - greatest(0, limit_totals[place] - limit_sizes[place])
+          0, limit_shares[place] - job_counts[place] - greatest(0, limit_totals[place] - limit_sizes[place])
         ));
         if limit_starves[place] and limit_totals[place] >= limit_sizes[place] then
           limit_rooms[place] := 0;
@@ -1600,7 +1600,7 @@ begin
 
   if limit_ids is not null then
     for place in 1 .. cardinality(limit_ids) loop
-      share := in_hand[place] + used[place] - limit_rooms[place];
+      share := job_counts[place] + used[place] - limit_rooms[place];
       if share <> limit_shares[place] then
         insert into {schema}._private_python_shares (limit_id, worker_id, held)
           values (limit_ids[place], worker, share)
