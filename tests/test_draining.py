@@ -193,7 +193,7 @@ async def test_drain_limit_stops_a_task_that_adds_itself(database: str) -> None:
         assert (left.attempts, left.locked_by) == (0, None)
 
 
-async def test_drain_handles_threads_timeouts_batches_keys_and_invalid_payloads(database: str) -> None:
+async def test_drajob_countsles_threads_timeouts_batches_keys_and_invalid_payloads(database: str) -> None:
     app, later = App(database), timedelta(minutes=10)
     ran: list[Any] = []
 

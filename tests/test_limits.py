@@ -10,12 +10,15 @@ import asyncpg
 import pytest
 
 from graphile_worker import App, ConfigurationError, Limit, RunSummary, WorkerUtils, run
-from graphile_worker._db.queries.exchange import ClaimedJob, LimitCounts
-from graphile_worker._db.queries.limits import register_limits
+from graphile_worker._db.queries.exchange import ClaimedJob
+from graphile_worker._db.queries.limits import LimitCounts, register_limits
 from graphile_worker._db.sql_files import Schema, read_script
 from graphile_worker._worker.claiming.named_limits import NamedLimits
+from graphile_worker.doctor import Level, examine
 from graphile_worker.outcome import Failed
-from support.jobs import add, count
+from support.commands import Cli
+from support.jobs import add, count, lock
+from support.pages import Page
 from support.waiting import until, until_blocked
 from support.workers import Gate
 from test_exchange import ExchangeWorker, ids, result_of
@@ -23,6 +26,7 @@ from test_recovery import TimedSweeper, register_worker, session, timed_sweeper
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from pathlib import Path
 
     from graphile_worker._db.queries.exchange import ExchangeReply, Result
 
@@ -45,7 +49,7 @@ class LimitedWorker:
     ) -> ExchangeReply:
         if not self.limits.ids:
             connection = self.exchanges.connection
-            self.limits.ids = await register_limits(connection, SCHEMA, self.limits.declared.values())
+            self.limits.ids = await register_limits(connection, SCHEMA, self.limits.by_task)
         recorded = [result.held for result in results]
         counts = self.limits.count(self.held, recorded if not self.exchanges.careful else ())
         reply = await self.exchanges.exchange(results, wanted, limits=counts, **request)
@@ -61,6 +65,11 @@ class LimitedWorker:
         """Complete jobs, and claim more in the same exchange. Return the claimed jobs."""
         results = [result_of(held) for held in self.held[:number]]
         return ids((await self.exchange(results, wanted)).claimed)
+
+
+@pytest.fixture
+def cli(database: str, tmp_path: Path) -> Cli:
+    return Cli(database, tmp_path)
 
 
 @pytest.fixture
@@ -299,16 +308,16 @@ class Interleaved:
     """Stops the exchanges of the worker "b" at one place, until the test has finished something else."""
 
     PLACES = (
-        "  if limit_ids is not null then\n    select\n        array_agg(coalesce(known.size",
-        "      limit_turns := array(",
-        "        select coalesce(sum(known.held), 0) into share",
+        "      select\n          array_agg(coalesce(known.size",
+        "        limit_turns := array(",
+        "          select coalesce(sum(known.held), 0) into share",
         (
-            "        insert into {schema}._private_python_shares (limit_id, worker_id, held)\n"
-            "            values (limit_ids[place], worker, limit_shares[place])"
+            "            insert into {schema}._private_python_shares (limit_id, worker_id, held)\n"
+            "              values (limit_ids[place], worker, limit_shares[place])"
         ),
         "  started := clock_timestamp();",
         "    if careful then\n      claimed := '{}';",
-        "      share := in_hand[place] + used[place] - limit_rooms[place];",
+        "      share := job_counts[place] + used[place] - limit_rooms[place];",
     )
 
     def __init__(self, db: asyncpg.Connection, place: str, text: str) -> None:
@@ -362,8 +371,8 @@ class TestRaces:
     async def test_limit_is_exceeded_if_the_sum_is_not_read_again_under_the_lock(
         self, db: asyncpg.Connection, connections: list[asyncpg.Connection]
     ) -> None:
-        guard = """        select coalesce(sum(known.held), 0) into share
-          from {schema}._private_python_shares as known where known.limit_id = limit_ids[place];
+        guard = """          select coalesce(sum(known.held), 0) into share
+            from {schema}._private_python_shares as known where known.limit_id = limit_ids[place];
 """
         assert exchange_sql().count(guard) == 1, "the guard has changed"
         text = exchange_sql().replace(guard, "        share := limit_totals[place];\n")
@@ -412,7 +421,7 @@ GUARDS: dict[Callable[[asyncpg.Connection, Connections], Awaitable[bool]], tuple
         "false",
     ),
     lowered_limit_drains: (" - greatest(0, limit_totals[place] - limit_sizes[place])", ""),
-    busy_job_counts: ("in_hand[place] := in_hand[place] + count;", "null;"),
+    busy_job_counts: ("job_counts[place] := job_counts[place] + count;", "null;"),
     starving_worker_gets_room: ("if limit_starves[place] and limit_totals", "if false and limit_totals"),
 }
 
@@ -565,3 +574,53 @@ class TestDeclarations:
         limits = NamedLimits({"task": Limit("stripe", 3)})
         limits.ids = {"stripe": 7}
         assert limits.count([], []) == LimitCounts([7], [0], {"task": 1})
+
+
+class TestCommand:
+    async def test_command_lists_sets_and_resets_limits(
+        self, cli: Cli, db: asyncpg.Connection, connections: list[asyncpg.Connection]
+    ) -> None:
+        worker = LimitedWorker(connections[0], "a", Limit("stripe", 2))
+        await add_jobs(db, 5)
+        await worker.claim()
+        [listed] = await cli.json("limits", "list")
+        assert listed == {
+            "name": "stripe",
+            "concurrency": 2,
+            "declared": 2,
+            "held": 2,
+            "waiting": 3,
+            "tasks": ["second", "task"],
+            "workers": {"a": 2},
+        }
+        assert "3 jobs wait for the limit 'stripe', which is 2." in (await cli("stats")).stderr
+        done = await cli("limits", "set", "stripe", "--concurrency", "4")
+        assert done.stderr == "The limit 'stripe' is 4 now; the code declares 2.\n"
+        assert len(await worker.claim()) == 2
+        assert (await cli("limits", "reset", "stripe")).returncode == 0
+        done = await cli("limits", "set", "strip", "--concurrency", "4")
+        assert (done.returncode, "Did you mean 'stripe'?" in done.stderr) == (1, True)
+        assert (await cli("limits", "set", "stripe", "--concurrency", "-1")).returncode == 2
+
+    async def test_doctor_warns_of_a_node_worker_and_names_a_full_limit(
+        self, database: str, db: asyncpg.Connection, connections: list[asyncpg.Connection]
+    ) -> None:
+        worker = LimitedWorker(connections[0], "python-a", Limit("stripe", 1))
+        jobs = await add_jobs(db, 3)
+        await worker.claim()
+        await lock(db, jobs[1], by="pool-1")
+        found = [finding async for finding in examine(database) if finding.check == "limits"]
+        assert [(finding.level, finding.message) for finding in found] == [
+            (Level.WARNING, "Node or Rust workers run 1 job of 'task', which has a limit"),
+            (Level.NOTE, "1 job waits for the limit 'stripe': 1 of 1 run"),
+        ]
+
+
+async def test_limits_guide_declares_the_limits_that_its_text_names(database: str) -> None:
+    page = Page("guides/limits.md", dsn=database)
+    names = await page.run()
+    page.assert_done()
+    assert (names["charge"].limit, names["refund"].worker_limit) == (Limit("stripe", 10), 2)
+    await names["app"].run_once(handle_signals=False)
+    assert [limit.name for limit in await names["app"].utils.limits()] == ["stripe"]
+    await names["app"].close()

@@ -83,7 +83,7 @@ exception
 end
 $$;
 
-CREATE FUNCTION graphile_worker._private_python_exchange_v4(worker text, job_ids bigint[], job_locks timestamp with time zone[], queue_ids integer[], queue_locks timestamp with time zone[], completed integer, changes json, task_ids integer[], wanted integer, startable integer, run_length integer, queues_first boolean, forbidden_flags text[], as_of timestamp with time zone, mark_priority smallint, mark_run_at timestamp with time zone, mark_id bigint, after_queue integer, session bigint, careful boolean, left_out bigint[], flags_priority smallint DEFAULT NULL::smallint, flags_run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, flags_id bigint DEFAULT NULL::bigint, run_starts timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], run_durations real[] DEFAULT NULL::real[], run_details text[] DEFAULT NULL::text[], rooms integer[] DEFAULT NULL::integer[], task_limits integer[] DEFAULT NULL::integer[], limit_ids integer[] DEFAULT NULL::integer[], in_hand integer[] DEFAULT NULL::integer[]) RETURNS TABLE(kind text, id bigint, task_id integer, job_queue_id integer, queue_name text, payload text, priority smallint, run_at timestamp with time zone, attempts smallint, max_attempts smallint, last_error text, created_at timestamp with time zone, updated_at timestamp with time zone, key text, revision integer, flags text, locked_at timestamp with time zone, contended boolean, next_due timestamp with time zone, next_queue integer, cost double precision, withheld boolean)
+CREATE FUNCTION graphile_worker._private_python_exchange_v4(worker text, job_ids bigint[], job_locks timestamp with time zone[], queue_ids integer[], queue_locks timestamp with time zone[], completed integer, changes json, task_ids integer[], wanted integer, startable integer, run_length integer, queues_first boolean, forbidden_flags text[], as_of timestamp with time zone, mark_priority smallint, mark_run_at timestamp with time zone, mark_id bigint, after_queue integer, session bigint, careful boolean, left_out bigint[], flags_priority smallint DEFAULT NULL::smallint, flags_run_at timestamp with time zone DEFAULT NULL::timestamp with time zone, flags_id bigint DEFAULT NULL::bigint, run_starts timestamp with time zone[] DEFAULT NULL::timestamp with time zone[], run_durations real[] DEFAULT NULL::real[], run_details text[] DEFAULT NULL::text[], rooms integer[] DEFAULT NULL::integer[], task_limits integer[] DEFAULT NULL::integer[], limit_ids integer[] DEFAULT NULL::integer[], job_counts integer[] DEFAULT NULL::integer[]) RETURNS TABLE(kind text, id bigint, task_id integer, job_queue_id integer, queue_name text, payload text, priority smallint, run_at timestamp with time zone, attempts smallint, max_attempts smallint, last_error text, created_at timestamp with time zone, updated_at timestamp with time zone, key text, revision integer, flags text, locked_at timestamp with time zone, contended boolean, next_due timestamp with time zone, next_queue integer, cost double precision, withheld boolean)
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET jit TO 'off'
@@ -100,7 +100,7 @@ declare
   recorded bigint[] := '{}';
   recorded_locks timestamptz[] := '{}';
   kept integer[] := '{}';            -- queues that the worker holds, and may claim a job from now
-  paused integer[] := '{}';          -- queues of recorded jobs that are paused
+  paused integer[];                  -- queues of recorded jobs that are paused
   released integer[];
   spent integer[] := '{}';           -- queues from which this call claims nothing more
   claimed_queues integer[] := '{}';
@@ -165,12 +165,15 @@ declare
   refusals text[];
   refusal_states text[];
   refusal_origins text[];
-  all_tasks constant integer[] := task_ids;
-  task_rooms integer[] := rooms;  -- of all_tasks
+  -- The following variables are used only with limits: each expression costs about a microsecond in each call.
+  all_tasks integer[];            -- as given; task_ids loses those that have no room
+  task_rooms integer[];           -- of all_tasks
   limit_sizes integer[];          -- this and the following variables are parallel to limit_ids
   limit_totals integer[];         -- sums of the shares of all workers
   limit_shares integer[];         -- of this worker
   limit_rooms integer[];
+  earlier_task_rooms integer[];
+  earlier_limit_rooms integer[];
   limit_wishes integer[];         -- how many jobs the worker could claim beyond its share
   limit_starves boolean[];        -- whether another worker has no share, and waits
   limit_waits boolean[];          -- whether a worker waited recently
@@ -179,7 +182,7 @@ declare
   claimed_task integer;
   place integer;
   share integer;
-  is_short boolean := false;      -- whether another call had locked a limit's row
+  is_short boolean;               -- whether another call had locked a limit's row
   is_trimmed boolean;
 begin
   -- The row is locked until the commit. A worker that connects again waits for the commit when it raises the
@@ -501,9 +504,9 @@ begin
             on held.id = any (array[given.id]) and held.locked_by = worker and held.locked_at = given.locked_at
           group by held.task_id
         loop
-          place := task_limits[array_position(all_tasks, claimed_task)];
+          place := task_limits[array_position(task_ids, claimed_task)];
           if place is not null then
-            in_hand[place] := in_hand[place] + count;
+            job_counts[place] := job_counts[place] + count;
           end if;
         end loop;
       end if;
@@ -523,99 +526,101 @@ begin
 
   -- Limits ------------------------------------------------------------------------------------------------------
 
-  if limit_ids is not null then
-    select
-        array_agg(coalesce(known.size, 1000000) order by given.place), array_agg(shared.total order by given.place),
-        array_agg(shared.own order by given.place), array_agg(known.waits order by given.place),
-        array_agg(known.starves order by given.place)
-      into limit_sizes, limit_totals, limit_shares, limit_waits, limit_starves
-      from unnest(limit_ids) with ordinality as given (id, place)
-      left join lateral (
-        select coalesce(known.concurrency_override, known.concurrency) as size,
-          known.wanted_at > clock_timestamp() - interval '10 seconds' as waits,
-          known.wanted_at > clock_timestamp() - interval '10 seconds' and known.wanted_by <> worker as starves
-        from "graphile_worker"._private_python_limits as known where known.id = any (array[given.id])
-      ) as known on true
-      cross join lateral (
-        select coalesce(sum(known.held), 0)::integer as total,
-          coalesce(sum(known.held) filter (where known.worker_id = worker), 0)::integer as own
-        from "graphile_worker"._private_python_shares as known where known.limit_id = any (array[given.id])
-      ) as shared;
-    for place in 1 .. cardinality(limit_ids) loop
-      -- If the limit was lowered, shares of ended jobs are given up until the sum fits.
-      limit_rooms[place] := least(startable, greatest(
-        0, limit_shares[place] - in_hand[place] - greatest(0, limit_totals[place] - limit_sizes[place])
-      ));
-      if limit_starves[place] and limit_totals[place] >= limit_sizes[place] then
-        limit_rooms[place] := 0;
-        limit_wishes[place] := 0;
-        continue;
-      end if;
-      limit_wishes[place] := least(missing, startable) - limit_rooms[place];
-      -- Only if a job is due, because an idle worker must not write. A few jobs of each kind are enough: the worker
-      -- looks again when it polls.
-      if limit_wishes[place] > 0 and not exists (
-        select
-        from unnest(all_tasks, task_limits) as task (id, limit_place)
+  if rooms is not null or limit_ids is not null then
+    all_tasks := task_ids;
+    task_rooms := rooms;
+    if limit_ids is not null then
+      select
+          array_agg(coalesce(known.size, 1000000) order by given.place), array_agg(shared.total order by given.place),
+          array_agg(shared.own order by given.place), array_agg(known.waits order by given.place),
+          array_agg(known.starves order by given.place)
+        into limit_sizes, limit_totals, limit_shares, limit_waits, limit_starves
+        from unnest(limit_ids) with ordinality as given (id, place)
+        left join lateral (
+          select coalesce(known.concurrency_override, known.concurrency) as size,
+            known.wanted_at > clock_timestamp() - interval '10 seconds' as waits,
+            known.wanted_at > clock_timestamp() - interval '10 seconds' and known.wanted_by <> worker as starves
+          from "graphile_worker"._private_python_limits as known where known.id = any (array[given.id])
+        ) as known on true
         cross join lateral (
-          (
-            select job.run_at from "graphile_worker"._private_jobs as job
-            where job.is_available and job.job_queue_id is null and job.flags is null and job.task_id = task.id
-            order by job.priority, job.run_at, job.id limit 10
-          )
-          union all
-          (
-            select job.run_at from "graphile_worker"._private_jobs as job
-            where job.is_available and job.job_queue_id is null and job.flags is not null and job.task_id = task.id
-            order by job.priority, job.run_at, job.id limit 10
-          )
-          union all
-          (
-            select job.run_at from "graphile_worker"._private_jobs as job
-            where job.is_available and job.job_queue_id is not null and job.task_id = task.id
-            order by job.priority, job.run_at, job.id limit 10
-          )
-        ) as job
-        where task.limit_place = place and job.run_at <= as_of
-      ) then
-        limit_wishes[place] := 0;
-      end if;
-    end loop;
-    if exists (
-      select from unnest(limit_wishes, limit_totals, limit_sizes) as known (wish, total, size)
-      where known.wish > 0 and known.total < known.size
-    ) then
-      limit_turns := array(
-        select known.id from "graphile_worker"._private_python_limits as known
-        where known.id = any (array(
-          select given.id from unnest(limit_ids, limit_wishes, limit_totals, limit_sizes) as given (id, wish, total, size)
-          where given.wish > 0 and given.total < given.size
-        ))
-        for update skip locked
-      );
+          select coalesce(sum(known.held), 0)::integer as total,
+            coalesce(sum(known.held) filter (where known.worker_id = worker), 0)::integer as own
+          from "graphile_worker"._private_python_shares as known where known.limit_id = any (array[given.id])
+        ) as shared;
       for place in 1 .. cardinality(limit_ids) loop
-        continue when limit_wishes[place] <= 0 or limit_totals[place] >= limit_sizes[place];
-        if limit_ids[place] <> all (limit_turns) then
-          is_short := true;
+        -- If the limit was lowered, shares of ended jobs are given up until the sum fits.
+        limit_rooms[place] := least(startable, greatest(
+          0, limit_shares[place] - job_counts[place] - greatest(0, limit_totals[place] - limit_sizes[place])
+        ));
+        if limit_starves[place] and limit_totals[place] >= limit_sizes[place] then
+          limit_rooms[place] := 0;
+          limit_wishes[place] := 0;
           continue;
         end if;
-        -- In a statement after the one that locked the row, to see what other workers have committed until then.
-        select coalesce(sum(known.held), 0) into share
-          from "graphile_worker"._private_python_shares as known where known.limit_id = limit_ids[place];
-        share := least(limit_wishes[place], limit_sizes[place] - share);
-        if share > 0 then
-          limit_shares[place] := limit_shares[place] + share;
-          limit_rooms[place] := limit_rooms[place] + share;
-          insert into "graphile_worker"._private_python_shares (limit_id, worker_id, held)
-            values (limit_ids[place], worker, limit_shares[place])
-            on conflict (limit_id, worker_id) do update set held = excluded.held;
+        limit_wishes[place] := least(missing, startable) - limit_rooms[place];
+        -- Only if a job is due, because an idle worker must not write. A few jobs of each kind are enough: the worker
+        -- looks again when it polls.
+        if limit_wishes[place] > 0 and not exists (
+          select
+          from unnest(all_tasks, task_limits) as task (id, limit_place)
+          cross join lateral (
+            (
+              select job.run_at from "graphile_worker"._private_jobs as job
+              where job.is_available and job.job_queue_id is null and job.flags is null and job.task_id = task.id
+              order by job.priority, job.run_at, job.id limit 10
+            )
+            union all
+            (
+              select job.run_at from "graphile_worker"._private_jobs as job
+              where job.is_available and job.job_queue_id is null and job.flags is not null and job.task_id = task.id
+              order by job.priority, job.run_at, job.id limit 10
+            )
+            union all
+            (
+              select job.run_at from "graphile_worker"._private_jobs as job
+              where job.is_available and job.job_queue_id is not null and job.task_id = task.id
+              order by job.priority, job.run_at, job.id limit 10
+            )
+          ) as job
+          where task.limit_place = place and job.run_at <= as_of
+        ) then
+          limit_wishes[place] := 0;
         end if;
       end loop;
+      if exists (
+        select from unnest(limit_wishes, limit_totals, limit_sizes) as known (wish, total, size)
+        where known.wish > 0 and known.total < known.size
+      ) then
+        limit_turns := array(
+          select known.id from "graphile_worker"._private_python_limits as known
+          where known.id = any (array(
+            select given.id
+            from unnest(limit_ids, limit_wishes, limit_totals, limit_sizes) as given (id, wish, total, size)
+            where given.wish > 0 and given.total < given.size
+          ))
+          for update skip locked
+        );
+        for place in 1 .. cardinality(limit_ids) loop
+          continue when limit_wishes[place] <= 0 or limit_totals[place] >= limit_sizes[place];
+          if limit_ids[place] <> all (limit_turns) then
+            is_short := true;
+            continue;
+          end if;
+          -- In a statement after the one that locked the row, to see what other workers have committed until then.
+          select coalesce(sum(known.held), 0) into share
+            from "graphile_worker"._private_python_shares as known where known.limit_id = limit_ids[place];
+          share := least(limit_wishes[place], limit_sizes[place] - share);
+          if share > 0 then
+            limit_shares[place] := limit_shares[place] + share;
+            limit_rooms[place] := limit_rooms[place] + share;
+            insert into "graphile_worker"._private_python_shares (limit_id, worker_id, held)
+              values (limit_ids[place], worker, limit_shares[place])
+              on conflict (limit_id, worker_id) do update set held = excluded.held;
+          end if;
+        end loop;
+      end if;
+      used := limit_rooms;
     end if;
-    used := limit_rooms;
-  end if;
-
-  if rooms is not null or limit_ids is not null then
     task_ids := array(
       select given.id
       from unnest(all_tasks, task_rooms, task_limits) as given (id, room, limit_place)
@@ -1300,62 +1305,73 @@ begin
         into locked, locked_queues, expected, is_withheld
         from judged;
     end if;
-    is_trimmed := false;
-    if cardinality(locked) > 0 and (rooms is not null or limit_ids is not null) then
-      -- Jobs of one limit were chosen independently of each other. Those that have no room stay, with the jobs behind
-      -- them in their queues.
-      with ranked as (
-        select job.id, job.job_queue_id, job.run_at, task_rooms[given.place] as room,
-          limit_rooms[task_limits[given.place]] as limit_room,
-          row_number() over (partition by job.task_id order by job.run_at, job.id) as place_in_task,
-          row_number() over (partition by task_limits[given.place] order by job.run_at, job.id) as place_in_limit
-        from unnest(locked) as chosen (id)
-        join "graphile_worker"._private_jobs as job on job.id = any (array[chosen.id])
-        cross join lateral (select array_position(all_tasks, job.task_id) as place) as given
-      ), judged as (
-        select ranked.id, ranked.job_queue_id,
-          bool_or(
-            ranked.place_in_task > coalesce(ranked.room, 2147483647)
-            or ranked.place_in_limit > coalesce(ranked.limit_room, 2147483647)
-          ) over (
-            partition by coalesce(ranked.job_queue_id, -ranked.id) order by ranked.run_at, ranked.id
-          ) as stays
-        from ranked
-      )
-      select
-          coalesce(array_agg(judged.id) filter (where not judged.stays), '{}'),
-          coalesce(
-            array_agg(judged.job_queue_id) filter (where not judged.stays and judged.job_queue_id is not null), '{}'
-          ),
-          expected - count(*) filter (where judged.stays), coalesce(bool_or(judged.stays), false)
-        into locked, locked_queues, expected, is_trimmed
-        from judged;
-      for claimed_task, count in
-        select job.task_id, count(*)
-        from unnest(locked) as chosen (id)
-        join "graphile_worker"._private_jobs as job on job.id = any (array[chosen.id])
-        group by job.task_id
-      loop
-        place := array_position(all_tasks, claimed_task);
-        if task_rooms is not null then
-          task_rooms[place] := task_rooms[place] - count;
+    if rooms is not null or limit_ids is not null then
+      is_trimmed := false;
+      if cardinality(locked) > 0 then
+        earlier_task_rooms := task_rooms;
+        earlier_limit_rooms := limit_rooms;
+        for pass in 1 .. 2 loop
+          for claimed_task, count in
+            select job.task_id, count(*)
+            from unnest(locked) as chosen (id)
+            join "graphile_worker"._private_jobs as job on job.id = any (array[chosen.id])
+            group by job.task_id
+          loop
+            place := array_position(all_tasks, claimed_task);
+            if task_rooms is not null then
+              task_rooms[place] := task_rooms[place] - count;
+            end if;
+            if task_limits[place] is not null then
+              limit_rooms[task_limits[place]] := limit_rooms[task_limits[place]] - count;
+            end if;
+          end loop;
+          exit when pass = 2 or (coalesce(0 > any (task_rooms), false) or coalesce(0 > any (limit_rooms), false)) is false;
+          task_rooms := earlier_task_rooms;
+          limit_rooms := earlier_limit_rooms;
+          -- Jobs of one limit were chosen independently of each other. Those that have no room stay, with the jobs behind
+          -- them in their queues.
+          with ranked as (
+            select job.id, job.job_queue_id, job.run_at, task_rooms[given.place] as room,
+              limit_rooms[task_limits[given.place]] as limit_room,
+              row_number() over (partition by job.task_id order by job.run_at, job.id) as place_in_task,
+              row_number() over (partition by task_limits[given.place] order by job.run_at, job.id) as place_in_limit
+            from unnest(locked) as chosen (id)
+            join "graphile_worker"._private_jobs as job on job.id = any (array[chosen.id])
+            cross join lateral (select array_position(all_tasks, job.task_id) as place) as given
+          ), judged as (
+            select ranked.id, ranked.job_queue_id,
+              bool_or(
+                ranked.place_in_task > coalesce(ranked.room, 2147483647)
+                or ranked.place_in_limit > coalesce(ranked.limit_room, 2147483647)
+              ) over (
+                partition by coalesce(ranked.job_queue_id, -ranked.id) order by ranked.run_at, ranked.id
+              ) as stays
+            from ranked
+          )
+          select
+              coalesce(array_agg(judged.id) filter (where not judged.stays), '{}'),
+              coalesce(
+                array_agg(judged.job_queue_id) filter (where not judged.stays and judged.job_queue_id is not null), '{}'
+              ),
+              expected - count(*) filter (where judged.stays), coalesce(bool_or(judged.stays), false)
+            into locked, locked_queues, expected, is_trimmed
+            from judged;
+        end loop;
+        if 0 = any (task_rooms) or 0 = any (limit_rooms) then
+          task_ids := array(
+            select given.id
+            from unnest(all_tasks, task_rooms, task_limits) as given (id, room, limit_place)
+            where given.id = any (task_ids)
+              and coalesce(given.room, 1) > 0 and coalesce(limit_rooms[given.limit_place], 1) > 0
+          );
+          tasks_without_queue := array(
+            select given.id from unnest(tasks_without_queue) as given (id) where abs(given.id) = any (task_ids)
+          );
+          tasks_with_queue := array(
+            select given.id from unnest(tasks_with_queue) as given (id) where given.id = any (task_ids)
+          );
         end if;
-        if task_limits[place] is not null then
-          limit_rooms[task_limits[place]] := limit_rooms[task_limits[place]] - count;
-        end if;
-      end loop;
-      task_ids := array(
-        select given.id
-        from unnest(all_tasks, task_rooms, task_limits) as given (id, room, limit_place)
-        where given.id = any (task_ids)
-          and coalesce(given.room, 1) > 0 and coalesce(limit_rooms[given.limit_place], 1) > 0
-      );
-      tasks_without_queue := array(
-        select given.id from unnest(tasks_without_queue) as given (id) where abs(given.id) = any (task_ids)
-      );
-      tasks_with_queue := array(
-        select given.id from unnest(tasks_with_queue) as given (id) where given.id = any (task_ids)
-      );
+      end if;
     end if;
     claimed_queues := claimed_queues || locked_queues;
 
@@ -1527,7 +1543,7 @@ begin
 
   if limit_ids is not null then
     for place in 1 .. cardinality(limit_ids) loop
-      share := in_hand[place] + used[place] - limit_rooms[place];
+      share := job_counts[place] + used[place] - limit_rooms[place];
       if share <> limit_shares[place] then
         insert into "graphile_worker"._private_python_shares (limit_id, worker_id, held)
           values (limit_ids[place], worker, share)
@@ -1536,7 +1552,7 @@ begin
           perform pg_notify('jobs:insert', json_build_object('r', random())::text);
         end if;
       end if;
-      if limit_wishes[place] > 0 and used[place] = limit_rooms[place] and not is_short then
+      if limit_wishes[place] > 0 and used[place] = limit_rooms[place] and is_short is null then
         -- Nothing was claimed, although a job is due.
         update "graphile_worker"._private_python_limits as known
           set wanted_at = clock_timestamp(), wanted_by = case when share = 0 then worker else known.wanted_by end
@@ -1610,7 +1626,7 @@ begin
     id := flags_id;
   end if;
   locked_at := now();
-  contended := is_short or is_contended and missing > 0 and not is_withheld;
+  contended := coalesce(is_short, false) or is_contended and missing > 0 and not is_withheld;
   next_due := case when due is not null then least(due, '9999-12-31 23:59:59+00') end;
   next_queue := queue_cursor;
   cost := extract(epoch from clock_timestamp() - started);
@@ -2199,6 +2215,7 @@ WITH (fillfactor='50');
 CREATE TABLE graphile_worker._private_python_limits (
     id integer NOT NULL,
     name text NOT NULL,
+    tasks text[] DEFAULT '{}'::text[] NOT NULL,
     concurrency integer,
     concurrency_override integer,
     wanted_at timestamp with time zone,

@@ -22,12 +22,7 @@ class Limit(msgspec.Struct, frozen=True):
     Tasks that have the same limit share it. `WorkerUtils.set_limit` and ``graphile-worker limits`` change the
     limit while workers run.
 
-    Args:
-        name: Name of the limit, up to 128 characters.
-        concurrency: Maximum number of jobs that run at once.
-
-    Raises:
-        ConfigurationError: A value is invalid.
+    An invalid value is refused with a `ConfigurationError`.
 
     Example:
         >>> from graphile_worker import App, Limit
@@ -40,7 +35,9 @@ class Limit(msgspec.Struct, frozen=True):
     """
 
     name: str
+    """Name of the limit, up to 128 characters."""
     concurrency: int
+    """Maximum number of jobs that run at once."""
 
     def __post_init__(self) -> None:
         check_limit_name(self.name)
@@ -58,6 +55,10 @@ class LimitState(msgspec.Struct, frozen=True, kw_only=True):
     held: int
     """How many jobs the workers may run at the moment, together. It is above `concurrency` only while the
     limit was lowered and jobs have not ended yet."""
+    waiting: int
+    """How many jobs of the tasks are due."""
+    tasks: list[str]
+    """The tasks that have the limit, or had it."""
     workers: dict[str, int]
     """The share of each worker that has one."""
 
@@ -65,6 +66,11 @@ class LimitState(msgspec.Struct, frozen=True, kw_only=True):
     def is_overridden(self) -> bool:
         """Whether the value was set at run time."""
         return self.concurrency != self.declared
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more jobs may start now."""
+        return self.held >= self.concurrency
 
 
 def check_limit_name(name: object) -> None:

@@ -19,6 +19,7 @@ from graphile_worker.cli import (
     exporter,
     history,
     init,
+    limits,
     list_jobs,
     maintenance,
     overview,
@@ -51,7 +52,7 @@ _VERBS = (
     maintenance.cleanup, maintenance.migrate, transfer_jobs.export_jobs, transfer_jobs.import_jobs,
     doctor.doctor, exporter.exporter, init.init, top.top, history.history, history.failures,
     web.web,
-    pausing.pause, pausing.resume, pausing.pauses,
+    pausing.pause, pausing.resume, pausing.pauses, limits.limits,
 )  # fmt: skip
 HEADINGS = {
     "Workers": ("run", "dev", "init", "health", "workers", "unlock", "sweep", "cron"),
@@ -66,6 +67,7 @@ HEADINGS = {
         "pause",
         "resume",
         "pauses",
+        "limits",
         "cleanup",
         "migrate",
         "export",

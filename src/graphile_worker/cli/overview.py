@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from graphile_worker._base.durations import format_duration
+from graphile_worker._base.text import pluralize
 from graphile_worker.cli import times
 from graphile_worker.cli.activity import print_activity
 from graphile_worker.cli.flags import Integer, json_flag, open_utils, verb
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from graphile_worker.cli.settings import Value
     from graphile_worker.client import WorkerUtils
-    from graphile_worker.limits import Pause
+    from graphile_worker.limits import LimitState, Pause
     from graphile_worker.stats import QueueStats, RunningJob, Stats
     from graphile_worker.workers import WorkerInfo
 
@@ -130,16 +131,23 @@ async def _stats(settings: Mapping[str, Value], interval: float | None, *, as_js
 class _State(NamedTuple):
     stats: Stats
     pauses: list[Pause]
+    limits: list[LimitState]
 
     @property
-    def paused(self) -> str:
-        """What is paused, in words; empty if nothing is."""
+    def notes(self) -> list[str]:
+        """What keeps jobs waiting, in words."""
         names = ", ".join(pause.subject for pause in self.pauses)
-        return names and f"Paused: {names}. See: graphile-worker pauses"
+        notes = [f"Paused: {names}. See: graphile-worker pauses"] if names else []
+        return notes + [
+            f"{pluralize(limit.waiting, 'job waits', 'jobs wait')} for the limit {limit.name!r}, "
+            f"which is {limit.concurrency}."
+            for limit in self.limits
+            if limit.is_full and limit.waiting
+        ]
 
 
 async def _read_state(utils: WorkerUtils) -> _State:
-    return _State(await utils.stats(), await utils.pauses())
+    return _State(await utils.stats(), await utils.pauses(), await utils.limits())
 
 
 async def _poll_stats(utils: WorkerUtils, interval: float) -> AsyncIterator[tuple[_State, str]]:
@@ -168,8 +176,8 @@ async def _watch(utils: WorkerUtils, interval: float) -> None:
             width, height = live.console.size
             status = f"{datetime.now().astimezone():%H:%M:%S}, every {interval:g} s. Press Ctrl-C to quit."
             footer = wrap_lines(error or status, width, "bold yellow" if error else "dim")
-            if found.pauses:
-                footer = [*wrap_lines(found.paused, width, "yellow"), *footer]
+            notes = [line for note in found.notes for line in wrap_lines(note, width, "yellow")]
+            footer = [*notes, *footer]
             rows = table(_STATS, _rows(found.stats, height - len(footer) - 1))
             live.update(Group(rows, *footer), refresh=True)
 
@@ -190,12 +198,13 @@ def _print_stats(found: _State, *, as_json: bool) -> None:
     if as_json:
         tasks = {name: _counts(task) for name, task in stats.tasks.items()}
         pauses = [msgspec.structs.asdict(pause) for pause in found.pauses]
-        print_object({**_counts(stats), "tasks": tasks, "pauses": pauses})
+        limits = [msgspec.structs.asdict(limit) for limit in found.limits]
+        print_object({**_counts(stats), "tasks": tasks, "pauses": pauses, "limits": limits})
         return
     with row_printer(_STATS, lambda _: {}, as_json=False) as rows:
         rows.add(_rows(stats))
-    if found.pauses:
-        print_note(found.paused)
+    for note in found.notes:
+        print_note(note)
 
 
 def _counts(found: TaskStats) -> dict[str, object]:

@@ -56,6 +56,7 @@ CHECKS = (
     Check("history", upkeep.check_history, needs_schema=True),
     Check("workers", work.check_workers, needs_schema=True),
     Check("pauses", work.check_pauses, needs_schema=True),
+    Check("limits", work.check_limits, needs_schema=True, needs_rows=True),
     Check("queues", work.check_queues, needs_schema=True, needs_rows=True),
     Check("locks", work.check_locks, needs_schema=True, needs_rows=True),
     Check("tasks", work.check_tasks, needs_schema=True, needs_rows=True),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from graphile_worker._base.text import pluralize
 from graphile_worker._db.connection.error_mapping import translate_errors
 from graphile_worker._db.connection.listen import listening
-from graphile_worker._db.queries import diagnostics, exchange, workers
+from graphile_worker._db.queries import diagnostics, workers
 from graphile_worker.doctor.finding import Finding, Level
 from graphile_worker.errors import DatabaseError
 
@@ -107,7 +107,7 @@ async def _probe_notification(subject: Subject) -> bool:
     received, channel = asyncio.Event(), f"graphile-worker:doctor-{token_hex(6)}"
     with translate_errors(subject.schema):
         async with listening(subject.listen_on, [channel], lambda *_: received.set()):
-            await subject.read(lambda connection: exchange.notify(connection, subject.schema, channel, ""))
+            await subject.read(lambda connection: workers.notify(connection, subject.schema, channel, ""))
             with suppress(TimeoutError):
                 async with asyncio.timeout(subject.limits.probe):
                     await received.wait()

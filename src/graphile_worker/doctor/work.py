@@ -13,6 +13,7 @@ from graphile_worker._base.durations import format_duration
 from graphile_worker._base.text import join_truncated, pluralize
 from graphile_worker._db.connection.any_connection import run_own
 from graphile_worker._db.queries import diagnostics, jobs, statistics, workers
+from graphile_worker._db.queries.limits import listing_limits, read_outsiders
 from graphile_worker._db.queries.pauses import listing_pauses
 from graphile_worker.doctor.finding import Finding, Level
 from graphile_worker.workers import MAX_TASK_NAMES_BYTES
@@ -93,6 +94,41 @@ def _pause_finding(pause: Pause, age: float) -> Finding:
     advice += f"To end it now: graphile-worker resume {flag}"
     details = msgspec.to_builtins(pause)
     return Finding(check="pauses", level=Level.NOTE, message=message, advice=advice, details=details)
+
+
+async def check_limits(subject: Subject) -> list[Finding]:
+    """Check that all workers that run a limited task obey the limit, and report full limits."""
+    limits = await subject.read(lambda connection: run_own(connection, listing_limits(subject.schema)))
+    if not limits:
+        return [Finding(check="limits", level=Level.OK, message="No task has a limit across workers")]
+    outsiders = await subject.read(lambda connection: read_outsiders(connection, subject.schema))
+    findings = [
+        Finding(
+            check="limits",
+            level=Level.WARNING,
+            message=f"Node or Rust workers run {pluralize(count, 'job')} of {task!r}, which has a limit",
+            advice="They do not know limits: let only Python workers serve the task.",
+            details={"task": task, "jobs": count},
+        )
+        for task, count in outsiders.items()
+    ]
+    findings += [
+        Finding(
+            check="limits",
+            level=Level.NOTE,
+            message=f"{pluralize(limit.waiting, 'job waits', 'jobs wait')} for the limit {limit.name!r}: "
+            f"{limit.held} of {limit.concurrency} run",
+            advice=f"To change it: graphile-worker limits set {shlex.quote(limit.name)} --concurrency N",
+            details=msgspec.to_builtins(limit),
+        )
+        for limit in limits
+        if limit.is_full and limit.waiting
+    ]
+    return findings or [
+        Finding(
+            check="limits", level=Level.OK, message=f"{pluralize(len(limits), 'limit')}, none of them full"
+        )
+    ]
 
 
 async def check_queues(subject: Subject) -> list[Finding]:

@@ -17,6 +17,7 @@ from graphile_worker._db.connection.error_mapping import StaleSessionError
 from graphile_worker._db.connection.transactions import DURATION
 from graphile_worker._db.connection.user_functions import explain, running_function
 from graphile_worker._db.queries.changes import as_changes
+from graphile_worker._db.queries.limits import LimitCounts, as_arguments
 from graphile_worker._db.queries.row_by_row import all_or_each
 from graphile_worker._db.sql_files import Schema, statements_for
 from graphile_worker.job import Job, JobState
@@ -135,16 +136,6 @@ class Position(NamedTuple):
     priority: int
     run_at: datetime
     id: int
-
-
-class LimitCounts(NamedTuple):
-    """The named limits of a worker's tasks, and how many of their jobs it holds."""
-
-    ids: Sequence[int]
-    in_hand: Sequence[int]
-    """Parallel to `ids`: how many jobs the worker holds if the results of the exchange are recorded."""
-    places: Mapping[str, int]
-    """The place of each task's limit in `ids`, from 1 on."""
 
 
 class ClaimRequest(msgspec.Struct, frozen=True):
@@ -345,26 +336,9 @@ async def exchange(
         request.left_out,
         *(request.flags_after or (None, None, None)),
         *_as_attempts(results, unicode=is_utf8(connection)),
-        *_as_limits(request, claimable.values()),
+        *as_arguments(request.rooms, request.limits, claimable.values()),
     )
     return Answer(rows, worker_id, tasks, _newest_locks(results) if queued else {})
-
-
-def _as_limits(
-    request: ClaimRequest, tasks: Collection[str]
-) -> tuple[list[int | None] | None, list[int | None] | None, Sequence[int] | None, Sequence[int] | None]:
-    """Return the rooms and the places of the limits, parallel to the tasks; and the limits."""
-    rooms, limits = request.rooms, request.limits
-    if rooms is None and limits is None:
-        return None, None, None, None
-    return (
-        None if rooms is None else [rooms.get(task) for task in tasks],
-        *(
-            (None, None, None)
-            if limits is None
-            else ([limits.places.get(task) for task in tasks], limits.ids, limits.in_hand)
-        ),
-    )
 
 
 def _as_attempts(
@@ -626,8 +600,3 @@ async def renew(
         held.locked_at = job_locks.get(held.job.id, held.locked_at)
     for queue in queues:
         queue.locked_at = queue_locks.get(queue.id, queue.locked_at)
-
-
-async def notify(connection: Connection, schema: Schema, channel: str, message: str) -> None:
-    """Send a notification."""
-    await connection.execute(statements_for(schema, "exchange.sql")["notify"], channel, message)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -11,7 +12,7 @@ from graphile_worker._db.sql_files import Schema, one_text_statement, statements
 from graphile_worker.limits import LimitState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Mapping, Sequence
 
     from graphile_worker._db.connection.connect import Connection
     from graphile_worker.limits import Limit
@@ -19,12 +20,44 @@ if TYPE_CHECKING:
 _FILE = "limits.sql"
 
 
-async def register_limits(connection: Connection, schema: Schema, limits: Iterable[Limit]) -> dict[str, int]:
-    """Write what the code declares, and return the ids of the limits by name."""
+class LimitCounts(NamedTuple):
+    """The named limits of a worker's tasks, and how many of their jobs it holds."""
+
+    ids: Sequence[int]
+    job_counts: Sequence[int]
+    """Parallel to `ids`: how many jobs the worker holds if the results of the exchange are recorded."""
+    places: Mapping[str, int]
+    """The place of each task's limit in `ids`, from 1 on."""
+
+
+def as_arguments(
+    rooms: Mapping[str, int] | None, limits: LimitCounts | None, tasks: Collection[str]
+) -> tuple[Sequence[int | None] | None, ...]:
+    """Return the last four arguments of the exchange: for each task its room, and the place of its limit.
+
+    Then follow the limits, and how many of their jobs the worker holds.
+    """
+    return (
+        None if rooms is None else [rooms.get(task) for task in tasks],
+        None if limits is None else [limits.places.get(task) for task in tasks],
+        None if limits is None else limits.ids,
+        None if limits is None else limits.job_counts,
+    )
+
+
+async def register_limits(
+    connection: Connection, schema: Schema, limits: Mapping[str, Limit]
+) -> dict[str, int]:
+    """Write what the code declares, by task, and return the ids of the limits by name."""
     statements = statements_for(schema, _FILE)
-    declared = {limit.name: limit.concurrency for limit in limits}
-    names = list(declared)
-    await connection.execute(statements["register_limits"], names, list(declared.values()))
+    concurrency: dict[str, int] = {}
+    tasks: defaultdict[str, list[str]] = defaultdict(list)
+    for task, limit in sorted(limits.items()):
+        concurrency[limit.name] = limit.concurrency
+        tasks[limit.name].append(task)
+    names = list(concurrency)
+    texts = [msgspec.json.encode(tasks[name]).decode() for name in names]
+    await connection.execute(statements["register_limits"], names, list(concurrency.values()), texts)
     return {row["name"]: row["id"] for row in await connection.fetch(statements["read_limit_ids"], names)}
 
 
@@ -45,3 +78,9 @@ def setting_limit(schema: Schema, name: str, concurrency: int | None) -> Operati
     """Set a limit at run time; None returns to what the code declares. Returns whether it exists."""
     document = msgspec.json.encode({"name": name, "concurrency": concurrency}).decode()
     return (yield Call(one_text_statement(schema, _FILE, "set_limit"), document)) == "true"
+
+
+async def read_outsiders(connection: Connection, schema: Schema) -> dict[str, int]:
+    """Return how many jobs of tasks with a limit other workers than Python's run, by task."""
+    rows = await connection.fetch(statements_for(schema, _FILE)["read_outsiders"])
+    return {row["identifier"]: row["jobs"] for row in rows}

@@ -375,3 +375,8 @@ def _parse_time(text: object) -> datetime | None:
         return datetime.fromisoformat(text) if isinstance(text, str) else None
     except ValueError:
         return None
+
+
+async def notify(connection: Connection, schema: Schema, channel: str, message: str) -> None:
+    """Send a notification."""
+    await connection.execute(statements_for(schema, _FILE)["notify"], channel, message)

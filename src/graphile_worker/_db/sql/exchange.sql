@@ -131,6 +131,3 @@ from (
 ) as held
 where queue.id = held.id
 returning queue.id, queue.locked_at;
-
--- name: notify
-select pg_notify($1, $2);

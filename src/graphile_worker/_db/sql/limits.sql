@@ -10,15 +10,18 @@ with gone as (
   where not exists (select from {schema}._private_workers as worker where worker.id = share.worker_id)
     and not exists (select from {schema}._private_jobs as job where job.locked_by = share.worker_id)
 )
-insert into {schema}._private_python_limits as known (name, concurrency)
-select given.name, given.concurrency
-from unnest($1::text[], $2::integer[]) as given (name, concurrency)
+insert into {schema}._private_python_limits as known (name, concurrency, tasks)
+select given.name, given.concurrency, array(select json_array_elements_text(given.tasks::json))
+from unnest($1::text[], $2::integer[], $3::text[]) as given (name, concurrency, tasks)
 where not exists (
   select from {schema}._private_python_limits as same
   where same.name = given.name and same.concurrency = given.concurrency
+    and same.tasks @> array(select json_array_elements_text(given.tasks::json))
 )
 order by given.name
-on conflict (name) do update set concurrency = excluded.concurrency;
+on conflict (name) do update set
+  concurrency = excluded.concurrency,
+  tasks = array(select distinct name from unnest(known.tasks || excluded.tasks) as task (name) order by name);
 
 -- name: read_limit_ids
 select name, id from {schema}._private_python_limits where name = any ($1::text[]);
@@ -39,6 +42,13 @@ select coalesce(pg_catalog.json_agg(pg_catalog.json_build_object(
   'held', (
     select coalesce(pg_catalog.sum(share.held), 0)
     from {schema}._private_python_shares as share where share.limit_id {=} known.id
+  ),
+  'tasks', known.tasks,
+  'waiting', (
+    select pg_catalog.count(*)
+    from {schema}._private_tasks as task
+    join {schema}._private_jobs as job on job.task_id {=} task.id
+    where task.identifier {=} any (known.tasks) and job.is_available and job.run_at {<=} pg_catalog.now()
   ),
   'workers', (
     select coalesce(pg_catalog.json_object_agg(share.worker_id, share.held), '{}')
@@ -63,3 +73,15 @@ with changed as (
   from changed
 )
 select (pg_catalog.count(*) {>} 0)::pg_catalog.text from changed, notified;
+
+-- name: read_outsiders
+-- Tasks with a limit that other workers than Python's run at the moment: the limit does not count those jobs.
+select task.identifier, pg_catalog.count(*)::integer as jobs
+from {schema}._private_jobs as job
+join {schema}._private_tasks as task on task.id {=} job.task_id
+where job.locked_at is not null and not pg_catalog.starts_with(job.locked_by, 'python-')
+  and exists (
+    select from {schema}._private_python_limits as known where task.identifier {=} any (known.tasks)
+  )
+group by task.identifier
+order by task.identifier;

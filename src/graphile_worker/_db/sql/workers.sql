@@ -241,6 +241,9 @@ returning share.worker_id;
 -- name: read_held_queues
 select id, queue_name, locked_by from {schema}._private_job_queues where locked_by = any ($1::text[]);
 
+-- name: notify
+select pg_notify($1, $2);
+
 -- name: notify_jobs
 select pg_notify('jobs:insert', json_build_object('r', random(), 'count', $1::integer)::text);
 

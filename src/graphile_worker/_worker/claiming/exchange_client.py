@@ -125,9 +125,7 @@ class ExchangeClient:
                 self._backend = await database.identify_backend(connection, schema)
                 self._tasks = await database.register_tasks(connection, schema, self._identifiers)
                 if self._limits:
-                    self._limits.ids = await register_limits(
-                        connection, schema, self._limits.declared.values()
-                    )
+                    self._limits.ids = await register_limits(connection, schema, self._limits.by_task)
                 self.holds_session = self._backend is not None and await hold_session(
                     connection, schema, self._worker_id
                 )

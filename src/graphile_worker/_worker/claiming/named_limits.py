@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from graphile_worker._db.queries.exchange import LimitCounts
+from graphile_worker._db.queries.limits import LimitCounts
 from graphile_worker.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -26,12 +26,13 @@ class NamedLimits:
     """
 
     def __init__(self, by_task: Mapping[str, Limit]) -> None:
-        self.declared: dict[str, Limit] = {}
+        self.by_task = dict(by_task)
         self._names = {task: limit.name for task, limit in by_task.items()}
         self.ids: dict[str, int] = {}
         """The ids of the limits in the database, by name. The exchange's connection sets them."""
+        declared: dict[str, Limit] = {}
         for task, limit in by_task.items():
-            other = self.declared.setdefault(limit.name, limit)
+            other = declared.setdefault(limit.name, limit)
             if other != limit:
                 raise ConfigurationError(
                     f"The limit {limit.name!r} has concurrency {limit.concurrency} at the task {task!r}, and "
@@ -50,6 +51,6 @@ class NamedLimits:
         places = {name: place for place, name in enumerate(self.ids, 1)}
         return LimitCounts(
             ids=list(self.ids.values()),
-            in_hand=[max(0, counts[name]) for name in self.ids],
+            job_counts=[max(0, counts[name]) for name in self.ids],
             places={task: places[name] for task, name in names.items() if name in places},
         )

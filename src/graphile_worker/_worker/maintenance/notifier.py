@@ -17,7 +17,7 @@ from graphile_worker._base.text import without_end
 from graphile_worker._base.user_code import StrayExitError, is_being_cancelled
 from graphile_worker._db.connection.error_mapping import message_of
 from graphile_worker._db.connection.listen import Listener, listening
-from graphile_worker._db.queries import exchange as database
+from graphile_worker._db.queries import workers as database
 from graphile_worker._db.queries.cancellations import CHANNEL as _CANCELLATION
 from graphile_worker._db.queries.pauses import CHANNEL as _PAUSE
 from graphile_worker._worker.service import Service, pause_after

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from graphile_worker.client import WorkerUtils
-    from graphile_worker.limits import Pause
+    from graphile_worker.limits import LimitState, Pause
     from graphile_worker.stats import FailedJob, QueueStats, RunningJob, Stats, Writes
     from graphile_worker.workers import WorkerInfo
 
@@ -32,6 +32,7 @@ class Snapshot:
     failures: Sequence[FailedJob]
     writes: Writes
     pauses: Sequence[Pause] = ()
+    limits: Sequence[LimitState] = ()
     added: float | None = None
     """Jobs added per second since the previous snapshot; None for the first."""
     removed: float | None = None
@@ -54,6 +55,7 @@ async def take_snapshot(utils: WorkerUtils, previous: Snapshot | None) -> Snapsh
     failures = await utils.many.failures()
     writes = await utils.many.writes()
     pauses = await utils.pauses()
+    limits = await utils.limits()
     snapshot = Snapshot(
         at=datetime.now(UTC),
         duration=monotonic() - started,
@@ -64,6 +66,7 @@ async def take_snapshot(utils: WorkerUtils, previous: Snapshot | None) -> Snapsh
         failures=failures,
         writes=writes,
         pauses=pauses,
+        limits=limits,
     )
     if previous is None or writes.at <= previous.writes.at:
         return snapshot

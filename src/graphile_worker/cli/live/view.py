@@ -175,6 +175,11 @@ class View:
             counts.append(Text(f"oldest due {times.format_relative(snapshot.stats.oldest_due)}"))
         for label, rate in (("added", snapshot.added), ("done", snapshot.removed)):
             counts.append(Text(f"{label} {'…' if rate is None else f'{rate:,.1f}/s'}"))
+        counts += [
+            Text(f"limit {limit.name}: {limit.held}/{limit.concurrency}, {limit.waiting:,} wait")
+            for limit in snapshot.limits
+            if limit.is_full and limit.waiting
+        ]
         if snapshot.pauses:
             paused = ", ".join(pause.subject for pause in snapshot.pauses)
             counts.insert(0, Text(f"paused: {paused}", style="bold yellow"))

@@ -4,6 +4,7 @@
 create table if not exists {schema}._private_python_limits (
   id integer generated always as identity primary key,
   name text not null unique,
+  tasks text[] not null default '{}',  -- that have had the limit, for people
   concurrency integer check (concurrency > 0),
   concurrency_override integer check (concurrency_override >= 0),
   -- When a worker found due jobs and no room; and a worker that has no share at all, while it waits.
