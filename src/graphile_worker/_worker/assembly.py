@@ -118,7 +118,14 @@ class Parts:
         self._queue_watch = self._make_queue_watch()
         self._progress = self.environment.progress = self._make_progress()
         self._services = self._all_services()
-        self.health = HealthCheck(
+        self.health = self._make_health()
+        # Last, because the emitter may be the caller's: if an error occurs above, no listener stays in it.
+        # Integrations report an error before it is logged, because they may report logged errors too.
+        self._attached = self._attach_middleware()
+        self._job_log = JobLog(options.events, self.logger)
+
+    def _make_health(self) -> HealthCheck:
+        return HealthCheck(
             pool=self.pool,
             worker=self.worker,
             claimed_jobs=self._claimed_jobs,
@@ -129,15 +136,11 @@ class Parts:
             services=self._services,
             restart_services=self._restart_services,
             background_thread=self._background_thread,
-            address=options.health,
+            address=self._options.health,
             logger=self.logger,
             # It warns earlier, and names the job.
-            logs_blocked_loop=not any(isinstance(one, BlockedLoop) for one in options.middleware),
+            logs_blocked_loop=not any(isinstance(one, BlockedLoop) for one in self._options.middleware),
         )
-        # Last, because the emitter may be the caller's: if an error occurs above, no listener stays in it.
-        # Integrations report an error before it is logged, because they may report logged errors too.
-        self._attached = self._attach_middleware()
-        self._job_log = JobLog(options.events, self.logger)
 
     def _attach_middleware(self) -> AttachedWorker:
         pages: dict[str, Callable[[], tuple[str, bytes]]] = {}

@@ -143,8 +143,7 @@ class ClaimRequest(msgspec.Struct, frozen=True):
 
     wanted: int = 0
     startable: int | None = None
-    """How many of them start at once; None: all. Others are not claimed if the attempt is their last one,
-    because a crash would use up that attempt before the job has started."""
+    """How many of them start at once; None: all. The others need another attempt, because of crashes."""
     run_length: int = 1
     queues_first: bool = False
     """Whether to claim from the queues of the finished jobs first, and nothing else if that is enough."""
@@ -191,7 +190,7 @@ class Refusal(NamedTuple):
 
     @property
     def is_about_data(self) -> bool:
-        """Whether the server rejected a value (SQLSTATE class 22)."""
+        """Whether the server rejected a value."""
         return self.sqlstate.startswith("22")
 
 
@@ -510,8 +509,7 @@ async def read_locked(
     """
     statements = statements_for(schema, "exchange.sql")
     names = ("limit_wait", "begin_generation", "read_locked_queues", "read_taken_jobs")
-    read_jobs = await as_sent(connection, statements["read_locked_jobs"])
-    prepare = [*(statements[name] for name in names), read_jobs]
+    prepare = [*map(statements.__getitem__, names), await as_sent(connection, statements["read_locked_jobs"])]
     async with read_committed(connection, prepare=prepare):
         previous_limit = await connection.fetchval(statements["limit_wait"], f"{_LONGEST_WAIT}s")
         generation = await connection.fetchval(statements["begin_generation"], worker_id)
