@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
+import sys
 from time import monotonic
 
 import asyncpg
@@ -45,6 +47,7 @@ PAGES = (
     "/jobs/77",
 )
 LIMIT = 0.3
+TOKEN = "a-token-of-the-benchmark"
 
 
 async def fill(db: asyncpg.Connection, ready: int, failed: int, queues: int) -> None:
@@ -62,10 +65,12 @@ async def fill(db: asyncpg.Connection, ready: int, failed: int, queues: int) -> 
         f"""insert into {schema}._private_jobs
           (task_id, job_queue_id, payload, run_at, attempts, max_attempts, last_error, priority)
         select 1 + n % 20,
-          case when n % 2 = 0 then (select min(id) from {schema}._private_job_queues) + n % $3::int end,
+          case when $3::int > 0 and n % 2 = 0 then
+            (select min(id) from {schema}._private_job_queues) + n % $3::int
+          end,
           json_build_object('n', n, 'text', md5(n::text)), now() - interval '1 hour',
           case when n <= $2 then 3 else 0 end, 3,
-          case when n <= $2 then 'order ' || n || ': error of kind ' || chr(65 + n % 12) end, 0
+          case when n <= $2 then 'order ' || n || ': error of kind ' || chr(65 + n % 12) end, (n + 1) % 2
         from generate_series(1, $1::int + $2::int) as n""",
         ready,
         failed,
@@ -107,18 +112,13 @@ async def measure_pages(app: App, times: int) -> bool:
     return are_quick
 
 
-async def measure_worker(app: App, rounds: int, seconds: float) -> float:
-    """Return the part of its throughput that a worker loses next to a browser that refreshes."""
+async def measure_worker(app: App, dsn: str, rounds: int, seconds: float) -> None:
+    """Print the throughput of a worker, alone and next to a dashboard that a browser refreshes every 5 s."""
     done = 0
 
     def count(_event: object) -> None:
         nonlocal done
         done += 1
-
-    app.events.on("job:complete", count)
-    dashboard = Dashboard(app)
-    transport = httpx.ASGITransport(app=dashboard, client=("127.0.0.1", 1))
-    rates: dict[bool, list[float]] = {True: [], False: []}
 
     async def refresh(browser: httpx.AsyncClient) -> None:
         while True:
@@ -126,9 +126,17 @@ async def measure_worker(app: App, rounds: int, seconds: float) -> float:
                 await browser.get(page)
             await asyncio.sleep(5)
 
+    app.events.on("job:complete", count)
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    environment = {**os.environ, "DATABASE_URL": dsn, "GRAPHILE_WORKER_WEB_TOKEN": TOKEN}
+    command = (sys.executable, "-m", "graphile_worker", "web", "--port", "0")
+    server = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE)
+    assert server.stdout is not None
+    address = (await server.stdout.readline()).decode().split()[-1]
+    headers = {"Authorization": f"Bearer {TOKEN}"}
     async with (
         app.running(concurrency=20),
-        httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as browser,
+        httpx.AsyncClient(base_url=address, headers=headers, timeout=60) as browser,
     ):
         for watched in [False, True] * rounds:
             refreshing = asyncio.create_task(refresh(browser)) if watched else None
@@ -138,13 +146,13 @@ async def measure_worker(app: App, rounds: int, seconds: float) -> float:
             if refreshing is not None:
                 refreshing.cancel()
                 await asyncio.wait([refreshing])
-    await dashboard.close()
-    alone, watched_rate = statistics.median(rates[False]), statistics.median(rates[True])
-    print(f"worker alone {alone:,.0f} jobs/s, watched {watched_rate:,.0f} jobs/s: {watched_rate / alone:.3f}")
-    return 1 - watched_rate / alone
+    server.terminate()
+    await server.wait()
+    alone, beside = statistics.median(rates[False]), statistics.median(rates[True])
+    print(f"worker alone {alone:,.0f} jobs/s, watched {beside:,.0f} jobs/s: {beside / alone:.3f}")
 
 
-async def run(ready: int, failed: int, queues: int, times: int, rounds: int) -> bool:
+async def run(ready: int, failed: int, queues: int, times: int, rounds: int, seconds: float) -> bool:
     """Measure everything on a server of its own."""
     with running_server() as dsn:
         app = App(dsn=dsn)
@@ -161,7 +169,7 @@ async def run(ready: int, failed: int, queues: int, times: int, rounds: int) -> 
         print(f"{ready:,} ready, {failed:,} failed, {queues:,} queue names")
         are_quick = not times or await measure_pages(app, times)
         if rounds:
-            await measure_worker(app, rounds, 10)
+            await measure_worker(app, dsn, rounds, seconds)
         await app.close()
         return are_quick
 
@@ -174,8 +182,9 @@ def main() -> None:
     parser.add_argument("--queues", type=int, default=100_000)
     parser.add_argument("--times", type=int, default=20, help="0 measures only the worker")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=10, help="of a round")
     given = parser.parse_args()
-    asyncio.run(run(given.ready, given.failed, given.queues, given.times, given.rounds))
+    asyncio.run(run(given.ready, given.failed, given.queues, given.times, given.rounds, given.seconds))
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ _MAX_COUNTED = 3_000_000
 """Jobs. Of a larger table a sample is counted."""
 _SAMPLED = 300_000
 """About how many jobs a sample has."""
+_SMALL = 8_000_000
+"""Bytes. A smaller table is read for each viewer."""
 _GRACE = 2.0
 """Seconds that connecting may take, besides the query."""
 
@@ -72,7 +74,8 @@ class Reader:
         self._timeout = timeout
         self._utils: tuple[WorkerUtils, WorkerUtils] | None = None
         self._is_visible = False
-        self._look = Shared(self._read_look)
+        self._has_few_jobs = False
+        self._look = Shared(self._read_look, is_small=lambda: self._has_few_jobs)
         self._shared: dict[object, Shared[Any]] = {"look": self._look}
 
     async def look(self) -> QueueLook:
@@ -97,7 +100,9 @@ class Reader:
         """Return what all viewers share under this key."""
         if len(self._shared) > 200:  # noqa: PLR2004 - more than any dashboard shows; filters differ without end
             self._shared = {"look": self._look}
-        shared: Shared[T] = self._shared.setdefault(key, Shared(read, min_age=min_age))
+        shared: Shared[T] = self._shared.setdefault(
+            key, Shared(read, min_age=min_age, is_small=lambda: self._has_few_jobs)
+        )
         return shared
 
     def _limited_utils(self) -> WorkerUtils:
@@ -161,6 +166,7 @@ class Reader:
     async def _read_look(self) -> QueueLook:
         started = monotonic()
         size = await self._query(web_reads.read_size)
+        self._has_few_jobs = size.bytes < _SMALL
         percent = None
         if size.jobs > _MAX_COUNTED:
             percent = 100.0 * _SAMPLED / size.jobs

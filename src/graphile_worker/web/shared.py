@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 T = TypeVar("T")
-_FACTOR = 20
+_FACTOR = 50
 """The value is kept this many times as long as reading it took: the table is not read all the time."""
 _QUICK = 0.05
 """What takes less, in seconds, is read each time."""
@@ -26,10 +26,18 @@ class Shared(Generic[T]):
     Args:
         read: Reads the value.
         min_age: How long a value is kept in any case, in seconds.
+        is_small: Whether the table is so small that the value is read each time, even if the machine is slow.
     """
 
-    def __init__(self, read: Callable[[], Awaitable[T]], *, min_age: float = 0.0) -> None:
+    def __init__(
+        self,
+        read: Callable[[], Awaitable[T]],
+        *,
+        min_age: float = 0.0,
+        is_small: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._read = read
+        self._is_small = is_small
         self._min_age = min_age
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reading: asyncio.Task[T] | None = None
@@ -50,7 +58,7 @@ class Shared(Generic[T]):
             return self._value[0]
         if self._reading is None:
             self._reading = asyncio.create_task(self._renew())
-        if self._value is not None and self.seconds > _PATIENCE:
+        if self._value is not None and self.seconds > _PATIENCE and not self._is_small():
             return self._value[0]
         # A viewer who is gone does not end the reading for the others.
         return await asyncio.shield(self._reading)
@@ -79,7 +87,7 @@ class Shared(Generic[T]):
             self._loop, self._reading = loop, None
 
     def _is_due(self) -> bool:
-        kept = 0.0 if self.seconds < _QUICK else _FACTOR * self.seconds
+        kept = 0.0 if self.seconds < _QUICK or self._is_small() else _FACTOR * self.seconds
         return self._is_outdated or monotonic() - self._read_at >= max(self._min_age, kept)
 
     async def _renew(self) -> T:
