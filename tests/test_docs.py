@@ -469,17 +469,19 @@ def test_maintenance_page_retry_delays_match_the_formula() -> None:
         assert abs(seconds - math.exp(int(attempt))) <= units[parts[-1][1]], (attempt, words)
 
 
-def public_modules() -> list[str]:
-    """Return the names of all modules that users may import."""
-    found = pkgutil.walk_packages(graphile_worker.__path__, "graphile_worker.")
-    names = [module.name for module in found if not re.search(r"\._|__main__|\.watcher$", module.name)]
-    return ["graphile_worker", *names]
+_EXCLUDED = re.compile(r"__main__|\.watcher$|\.contrib\.django\b")
+"""Programs, and the app for Django, whose tests run with Django's settings."""
 
 
 def all_modules() -> list[str]:
     """Return the names of all modules, private ones included."""
     found = pkgutil.walk_packages(graphile_worker.__path__, "graphile_worker.")
-    return [module.name for module in found if not re.search(r"__main__|\.watcher$", module.name)]
+    return [module.name for module in found if not _EXCLUDED.search(module.name)]
+
+
+def public_modules() -> list[str]:
+    """Return the names of all modules that users may import."""
+    return ["graphile_worker", *(name for name in all_modules() if "._" not in name)]
 
 
 @pytest.mark.sample(60)

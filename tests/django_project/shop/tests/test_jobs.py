@@ -130,6 +130,8 @@ class Docstrings(TestCase):
                 result = doctest.testmod(module)
                 self.assertGreater(result.attempted, 0)
                 self.assertEqual(result.failed, 0)
+                for name in getattr(module, "__all__", ()):
+                    self.assertTrue(getattr(module, name).__doc__, name)
 
 
 class JobsThatAreCommitted(TransactionTestCase):
