@@ -185,7 +185,7 @@ async def test_exchanges_do_not_read_row_versions_of_heartbeats(
       end $$""")
     statement = statements_for(SCHEMA, "small_exchange.sql")["complete_and_claim"]
     function = statements_for(SCHEMA, "exchange.sql")["exchange"]
-    rest = (None, None, 0, None, [1], 1, None, 1, False, *[None] * 5, 0, 1, False, *[None] * 7)
+    rest = (None, None, 0, None, [1], 1, None, 1, False, *[None] * 5, 0, 1, False, *[None] * 11)
     for _ in range(2):  # The first call reads the catalog.
         plans = [
             await worker.connection.fetchval(f"explain (analyze, buffers, format json) {text}", *arguments)
