@@ -69,7 +69,7 @@ _RECENT = 300
 """Seconds over which rates are averaged."""
 _SAMPLES = 60
 _MIN_APART = 2.0
-_DOCTOR_AGE = 60.0
+_DOCTOR_AGE = 300.0
 _ACTIVITY_AGE = 2.0
 _AGE_PART = 3600.0
 """Statistics of a week may be older than those of an hour: by this part of the period."""
@@ -277,7 +277,7 @@ class QueueData(JobReader):
         return writes.added, writes.removed, look.total, len(look.running)
 
     async def doctor(self) -> DoctorReport:
-        """Return what the doctor finds. Viewers share a report for a minute, because the checks take time."""
+        """Return what the doctor finds. Viewers share a report for minutes, because the checks take time."""
         return await self._doctor.get()
 
     async def series(

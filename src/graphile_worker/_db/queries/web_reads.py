@@ -78,17 +78,20 @@ async def read_size(connection: Connection, schema: Schema) -> TableSize:
 
 async def count_states(connection: Connection, schema: Schema, percent: float | None) -> list[asyncpg.Record]:
     """Count the jobs by task and state: all, or those in a part of the table."""
+    await connection.execute(_statement(schema, "take_one_core"))
     name = "count_all" if percent is None else "count_some"
     return await fetch(connection, _statement(schema, name), percent)
 
 
 async def find_running(connection: Connection, schema: Schema, limit: int) -> list[int]:
     """Return the ids of locked jobs."""
+    await connection.execute(_statement(schema, "take_one_core"))
     return [row["id"] for row in await connection.fetch(_statement(schema, "find_running"), limit)]
 
 
 async def find_failed(connection: Connection, schema: Schema, limit: int) -> list[int]:
     """Return the ids of the newest jobs without attempts left."""
+    await connection.execute(_statement(schema, "take_one_core"))
     return [row["id"] for row in await connection.fetch(_statement(schema, "find_failed"), limit)]
 
 
@@ -144,6 +147,7 @@ async def group_failures(
     connection: Connection, schema: Schema, jobs_limit: int, groups_limit: int
 ) -> tuple[list[asyncpg.Record], bool]:
     """Group failed jobs by task and error. Also return whether the times of failures are recorded."""
+    await connection.execute(_statement(schema, "take_one_core"))
     timed = await can_read_failures(connection, schema)
     name = "group_failures" if timed else "group_failures_without_times"
     return await fetch(connection, _statement(schema, name), jobs_limit, groups_limit), timed
@@ -153,6 +157,7 @@ async def list_failed(
     connection: Connection, schema: Schema, newest: int, limit: int
 ) -> list[asyncpg.Record]:
     """Return the last failures among the newest failed jobs."""
+    await connection.execute(_statement(schema, "take_one_core"))
     timed = await can_read_failures(connection, schema)
     name = "list_failed" if timed else "list_failed_without_times"
     return await fetch(connection, _statement(schema, name), newest, limit)
@@ -162,6 +167,7 @@ async def list_queues(
     connection: Connection, schema: Schema, limit: int, search: str
 ) -> list[asyncpg.Record]:
     """Return the queues with the most jobs, or those whose names contain a text."""
+    await connection.execute(_statement(schema, "take_one_core"))
     if search:
         return await fetch(connection, _statement(schema, "find_queues"), limit, jobs.containing(search))
     return await fetch(connection, _statement(schema, "top_queues"), limit)
@@ -169,6 +175,7 @@ async def list_queues(
 
 async def list_last_errors(connection: Connection, schema: Schema, newest: int) -> dict[str, str]:
     """Return the last error of each task, among the newest failed jobs."""
+    await connection.execute(_statement(schema, "take_one_core"))
     rows = await fetch(connection, _statement(schema, "list_last_errors"), newest)
     return {row["task"]: row["error"] for row in rows if row["task"] is not None}
 

@@ -7,6 +7,10 @@ set local lock_timeout = 1000;
 set local jit = off;
 set transaction read only;
 
+-- name: take_one_core
+-- Passes over the whole table are shared by all viewers, so they need not be fast, and leave cores to the workers.
+set local max_parallel_workers_per_gather = 0;
+
 -- name: read_size
 -- How many jobs the table has, by the planner's estimate; -1 if it was never analyzed. And the time.
 select class.reltuples::float8 as jobs, pg_relation_size(class.oid) as bytes, clock_timestamp() as now
