@@ -406,7 +406,7 @@ def test_every_help_fits_a_screen_and_has_an_example() -> None:
         text = CliRunner().invoke(root, [*verb, "--help"], prog_name="graphile-worker", color=False).output
         assert re.search(r"^  Examples?:", text, re.MULTILINE), verb
         # The list of commands is longer than a screen; the help of each command is not.
-        assert len(text.splitlines()) <= (42 if verb else 55), verb
+        assert len(text.splitlines()) <= (42 if verb else len(root.commands) + 26), verb
         assert max(map(len, text.splitlines())) <= 80, verb
 
 

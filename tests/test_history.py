@@ -267,12 +267,14 @@ GUARDS: dict[Callable[..., Any], tuple[str, str]] = {
         "        if false then",
     ),
     slow_path_writes_only_what_it_records: (
-        """                and queue.locked_at = given.queue_locked_at
+        """                or queue.locked_by = 'python:paused'
+              )
             ))
           for update skip locked
         ) as job;
       delete""",
-        """                and queue.locked_at = given.queue_locked_at
+        """                or queue.locked_by = 'python:paused'
+              )
             ))
         ) as job;
       delete""",

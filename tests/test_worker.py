@@ -1076,7 +1076,7 @@ class TestEvents:
         additional = {
             *("job:cancelled", "job:interrupted", "job:lost", "job:snoozed"),
             *("pool:database:error", "pool:database:recovered", "pool:exchange"),
-            *("pool:fenced", "pool:unfenced", "worker:recovered"),
+            *("pool:fenced", "pool:unfenced", "worker:recovered", "dashboard:action"),
         }
         assert set(event.EVENTS) - node_events == additional
 

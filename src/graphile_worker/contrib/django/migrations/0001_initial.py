@@ -27,7 +27,7 @@ class Migration(migrations.Migration):
     atomic = False
 
     operations = (
-        InstallSchema(12),
+        InstallSchema(14),
         _model("Task", _key(models.IntegerField), "_private_tasks"),
         _model("JobQueue", _key(models.IntegerField), "_private_job_queues", verbose_name="queue"),
         _model(
