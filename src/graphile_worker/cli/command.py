@@ -204,15 +204,15 @@ def run(ctx: click.Context, /, app_path: str | None, **_: Any) -> None:
     metavar="PORT",
     type=Integer(0, 65535),
     default=8900,
-    help="Port of the dashboard; if it is taken, a free one [8900].",
+    help="Port of the dashboard [8900].",
 )
 @click.argument("app_path", metavar="[MODULE:APP]", required=False)
 @click.pass_context
 def dev(ctx: click.Context, /, app_path: str | None, *, shows_web: bool, web_port: int, **_: Any) -> None:
     """Run a worker for development, with a dashboard.
 
-    The worker restarts with the new code when a file changes. It uses a private PostgreSQL, unless -c,
-    DATABASE_URL, the configuration file or the app names a database, and prints the psql command for it.
+    It restarts when a file changes, prints the psql command for its database, and uses a private PostgreSQL
+    if no database is configured.
     """
     from graphile_worker.cli.develop import develop  # noqa: PLC0415
 
