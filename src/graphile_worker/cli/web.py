@@ -43,7 +43,7 @@ _PERMISSIONS = ("view", "view_payload", "add", "retry", "cancel", "edit", "remov
     type=click.IntRange(0, 65535),
     help=f"Port; 0 for a free one [{PORT}].",
 )
-@click.option("--demo", is_flag=True, help="Show an example: a private PostgreSQL with a busy queue.")
+@click.option("--demo", is_flag=True, help="Show an example, on a private PostgreSQL.")
 @click.option("--read-only", is_flag=True, help="Refuse all changes.")
 @click.option(
     "--permission",
@@ -56,7 +56,7 @@ _PERMISSIONS = ("view", "view_payload", "add", "retry", "cancel", "edit", "remov
 @click.option("--allowed-host", "allowed_hosts", metavar="NAME", multiple=True, help="Name that users open.")
 @click.option("--root-path", default="", metavar="PATH", help="Path at which a proxy serves the dashboard.")
 @click.option(
-    "--proxy-header", metavar="NAME", help="Header in which a proxy names the user it has authenticated."
+    "--proxy-header", metavar="NAME", help="Header with the user whom a proxy signed in."
 )
 @click.option(
     "--trusted-proxy",
