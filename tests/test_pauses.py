@@ -408,6 +408,15 @@ class TestCommand:
             "The queue 'q' is resumed.",
         ]
 
+    async def test_pause_of_a_misspelt_task_warns_and_suggests_the_name(
+        self, cli: Cli, database: str
+    ) -> None:
+        async with running({"send_welcome": nothing}, database):
+            done = await cli("pause", "--task", "send_welcom")
+            assert (done.returncode, "no Python worker has a task 'send_welcom'" in done.stderr) == (0, True)
+            assert "Did you mean 'send_welcome'?" in done.stderr
+            assert "Warning" not in (await cli("pause", "--task", "send_welcome")).stderr
+
     @pytest.mark.parametrize("arguments", [(), ("--all", "--task", "x")])
     async def test_command_asks_what_to_pause(self, cli: Cli, arguments: tuple[str, ...]) -> None:
         for verb in ("pause", "resume"):

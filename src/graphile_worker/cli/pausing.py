@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import getpass
 import socket
 from typing import TYPE_CHECKING, Any
@@ -99,9 +100,21 @@ async def _pause(
 ) -> None:
     async with open_utils(settings, reads_jobs=False) as utils:
         paused = [await utils.pause(**subject, **values) for subject in subjects]
+        workers = await utils.workers()
     _print(paused, as_json=as_json)
+    served = {task for worker in workers if worker.is_alive for task in worker.tasks or ()}
+    for subject in subjects:
+        if served and (task := subject.get("task", "")) and task not in served:
+            print_note(_unserved_task(task, served))
     if not all(pause.is_obeyed_by_all for pause in paused):
         print_note("Python workers obey this. Node and Rust workers obey only the pause of a queue.")
+
+
+def _unserved_task(task: str, served: set[str]) -> str:
+    """Return a note that no worker that is alive has the task: the name may be misspelt."""
+    near = difflib.get_close_matches(task, served, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"Warning: no Python worker has a task {task!r}, so this stops nothing now.{hint}"
 
 
 @verb("resume", "resume --task charge", "resume --queue tenant:7", "resume --all")

@@ -55,9 +55,7 @@ _PERMISSIONS = ("view", "view_payload", "add", "retry", "cancel", "edit", "remov
 )
 @click.option("--allowed-host", "allowed_hosts", metavar="NAME", multiple=True, help="Name that users open.")
 @click.option("--root-path", default="", metavar="PATH", help="Path at which a proxy serves the dashboard.")
-@click.option(
-    "--proxy-header", metavar="NAME", help="Header with the user whom a proxy signed in."
-)
+@click.option("--proxy-header", metavar="NAME", help="Header with the user whom a proxy signed in.")
 @click.option(
     "--trusted-proxy",
     "trusted",
