@@ -43,7 +43,8 @@
 --
 -- The planner must have only one choice, because statistics may be from a moment when the table was empty. A join on an
 -- equality could also read the whole index and compare each row with each given one. So joins are written as
--- `id = any (array[given.id])`: an index can only look that up.
+-- `id = any (array[given.id])`: an index can only look that up. Where a job is looked up by its id, the conditions that
+-- partial indexes have are inside a `case`, so that only the primary key fits.
 drop function if exists {schema}._private_python_exchange_v1;
 drop function if exists {schema}._private_python_exchange_v2;
 drop function if exists {schema}._private_python_exchange_v3;
@@ -721,11 +722,11 @@ begin
       ) as next
       cross join lateral (
         select job.id, job.job_queue_id from {schema}._private_jobs as job
-        where job.id = next.id and job.is_available and job.job_queue_id = queue.id
+        where job.id = next.id and case when job.is_available and job.job_queue_id = queue.id
           and job.task_id = any (task_ids) and job.run_at <= as_of
           and (next.place = 1 or not next.has_last_chance and job.attempts + 1 < job.max_attempts)
           and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
-          and (left_out is null or job.id <> all (left_out))
+          and (left_out is null or job.id <> all (left_out)) then true end
         for update skip locked
       ) as job
       where not exists (
@@ -1275,10 +1276,10 @@ begin
         cross join lateral (
           select job.id, job.job_queue_id, job.attempts + 1 >= job.max_attempts as is_last
           from {schema}._private_jobs as job
-          where job.id = chosen.id and job.is_available and job.job_queue_id = chosen.queue_id
+          where job.id = chosen.id and case when job.is_available and job.job_queue_id = chosen.queue_id
             and job.task_id = any (task_ids) and job.priority = level and job.run_at <= as_of
             and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
-            and (left_out is null or job.id <> all (left_out))
+            and (left_out is null or job.id <> all (left_out)) then true end
           for update skip locked
         ) as job
         where chosen.queue_id = any (array(select queue.id from queue))
@@ -1359,9 +1360,9 @@ begin
         from unnest(chosen_flagged) as chosen (id)
         cross join lateral (
           select job.id, job.attempts + 1 >= job.max_attempts as is_last from {schema}._private_jobs as job
-          where job.id = chosen.id and job.is_available and job.job_queue_id is null
+          where job.id = chosen.id and case when job.is_available and job.job_queue_id is null
             and job.task_id = any (task_ids) and job.priority = level and job.run_at <= as_of
-            and (job.flags is null or not job.flags ?| forbidden_flags)
+            and (job.flags is null or not job.flags ?| forbidden_flags) then true end
           for update skip locked
         ) as job;
     end if;
