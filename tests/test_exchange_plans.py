@@ -47,7 +47,8 @@ ADD_MANY = """
 
 ADD_QUEUED = """
     select graphile_worker.add_jobs(array(
-      select row('task' || n / 60 % $3, null, 'q' || n % $1, null, null, null, null, null)::graphile_worker.job_spec
+      select row('task' || n / $1 % $3, null, 'q' || n % $1, null, null, null, null, null)
+        ::graphile_worker.job_spec
       from generate_series(0, $2 - 1) as n))
 """
 ROWS_READ = """
