@@ -148,6 +148,9 @@ async def measure_worker(app: App, dsn: str, rounds: int, seconds: float) -> Non
                 await asyncio.wait([refreshing])
     server.terminate()
     await server.wait()
+    if not min(rates[False] + rates[True]):
+        print("the jobs ran out before the last round: give more --ready, or fewer --seconds")
+        return
     alone, beside = statistics.median(rates[False]), statistics.median(rates[True])
     print(f"worker alone {alone:,.0f} jobs/s, watched {beside:,.0f} jobs/s: {beside / alone:.3f}")
 

@@ -10,6 +10,7 @@ import asyncpg
 import psutil
 import pytest
 
+from graphile_worker._db.queries.exchange import Position
 from graphile_worker.outcome import Completed, Failed, Returned
 from support.jobs import add
 from test_exchange import ExchangeWorker, ids, result_of
@@ -42,6 +43,17 @@ ADD_MANY = """
     select graphile_worker.add_jobs(array(
       select row('task', null, null, null, null, null, null, null)::graphile_worker.job_spec
       from generate_series(1, $1)))
+"""
+
+ADD_QUEUED = """
+    select graphile_worker.add_jobs(array(
+      select row('task' || n / $1 % $3, null, 'q' || n % $1, null, null, null, null, null)
+        ::graphile_worker.job_spec
+      from generate_series(0, $2 - 1) as n))
+"""
+ROWS_READ = """
+    select sum(pg_stat_get_xact_tuples_returned(indexrelid)) from pg_index
+    where indrelid = 'graphile_worker._private_jobs'::regclass
 """
 
 
@@ -145,3 +157,27 @@ async def test_returning_thousands_of_jobs_takes_linear_time(
 
     few = max(await seconds_for(1000), 0.05)  # the clock has steps of 0.01 s
     assert await seconds_for(8000) < 8 * 4 * few, "64 times as long if quadratic"
+
+
+@WHATEVER_STATISTICS
+@pytest.mark.parametrize(
+    ("tasks", "has_mark"), [(1, True), (4, False)], ids=["from a position", "of several tasks"]
+)
+async def test_claim_from_many_serial_queues_reads_few_jobs(
+    db: asyncpg.Connection, worker: ExchangeWorker, statistics: str, tasks: int, has_mark: bool
+) -> None:
+    """A claim of tiny jobs takes many jobs of each queue, but need not read them of all queues."""
+    await db.execute(statistics)
+    worker.identifiers = tuple(f"task{number}" for number in range(tasks))
+    await db.execute(ADD_QUEUED, 60, 6000, tasks)
+    held = await worker.claim(60)
+    assert len({job.queue.id for job in held if job.queue}) == 60
+    await worker.claim(0)  # registers the tasks, which is not counted
+    mark = Position(*min(job.order for job in held)) if has_mark else None
+
+    async with worker.connection.transaction():
+        before = await worker.connection.fetchval(ROWS_READ)
+        reply = await worker.exchange([result_of(job) for job in held], 60, run_length=50, mark=mark)
+        read = await worker.connection.fetchval(ROWS_READ) - before
+    assert len(reply.claimed) == 60
+    assert read < 60 * 25 * tasks, "60 queues with 50 jobs each are 3,000 for each task"

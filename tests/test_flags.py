@@ -270,7 +270,7 @@ CHANGES = {
     "queue": ("queue_name => 'q'", "and job.job_queue_id is null"),
     "priority": ("priority => 9", "and job.priority = level"),
     "flags": ("flags => array['no']", "and (job.flags is null or not job.flags ?| forbidden_flags)"),
-    "attempts": (None, "and job.is_available"),
+    "attempts": (None, "job.is_available and "),
 }
 LOCK_FLAGGED = "    if cardinality(chosen_flagged) > 0 then\n"
 PAUSE = "    perform pg_advisory_lock(7);\n    perform pg_advisory_unlock(7);\n"

@@ -181,7 +181,7 @@ class Reader:
         notices: list[str] = []
         no_ids: list[int] = []
         running, blocked = await asyncio.gather(
-            self._optional("Running jobs", self._query(_running), no_ids, notices),
+            self._optional("Running jobs", self._find_running(rows, percent), no_ids, notices),
             self._optional("Blocked jobs", self._query(_blocked), 0, notices),
         )
         tasks = {row["task"]: _states(row, scale) for row in rows}
@@ -199,6 +199,12 @@ class Reader:
             oldest={row["task"]: row["oldest_due"] for row in rows if row["ready"]},
             running=running,
         )
+
+    async def _find_running(self, rows: Sequence[Any], percent: float | None) -> list[int]:
+        """Return the ids of locked jobs: those that the count found, unless it was one of a sample."""
+        if percent is not None:
+            return await self._query(_running)
+        return [job_id for row in rows for job_id in row["running_ids"] or ()][:MAX_RUNNING]
 
     def _show_payload(
         self, task: str, raw: msgspec.Raw, access: Access

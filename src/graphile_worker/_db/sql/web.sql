@@ -27,9 +27,11 @@ where class.oid = to_regclass($1::text || '._private_jobs');
       filter (where job.is_available and job.run_at <= now()) as oldest_due
 
 -- name: count_all
+-- Also finds the running jobs, which would take another pass.
 select coalesce(task.identifier, '(unknown task ' || counted.task_id || ')') as task, counted.*
 from (
-  select job.task_id, {states}
+  select job.task_id, {states},
+    array_agg(job.id) filter (where job.locked_at is not null) as running_ids
   from {schema}._private_jobs as job
   where $1::float4 is null
   group by job.task_id
