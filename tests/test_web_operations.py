@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import asyncpg
@@ -10,9 +11,12 @@ import httpx
 import pytest
 
 from graphile_worker import App
+from graphile_worker._client.bulk import BatchResult, BulkOperations
 from graphile_worker.events.dashboard import DashboardAction
 from graphile_worker.testing import Databases
 from graphile_worker.web import Access, Dashboard
+from graphile_worker.web.data import QueueData
+from graphile_worker.web.errors import QueryTimeoutError
 from support.jobs import add, count, existing, get, lock
 from support.waiting import until
 from support.web_api import api, client
@@ -134,6 +138,73 @@ async def test_action_on_another_number_of_jobs_than_expected_is_refused(
             "changed"
         ] == 5
     assert await count(db) == 0
+
+
+async def fail_more(db: asyncpg.Connection) -> None:
+    """Let all jobs fail that have not."""
+    await db.execute(
+        "update graphile_worker._private_jobs set attempts = max_attempts, last_error = 'late' "
+        "where attempts = 0"
+    )
+
+
+@pytest.mark.parametrize("expected", [3, 1200])
+async def test_jobs_that_fail_after_the_count_do_not_raise_the_number_of_changed_jobs(
+    database: str, db: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch, expected: int
+) -> None:
+    await add_many(db, 600, failed=False)
+    await add_many(db, expected)
+    change = BulkOperations.change
+
+    def late(self: BulkOperations, *arguments: Any, **options: Any) -> AsyncGenerator[BatchResult]:
+        async def batches() -> AsyncGenerator[BatchResult]:
+            await fail_more(db)
+            async for batch in change(self, *arguments, **options):
+                yield batch
+
+        return batches()
+
+    monkeypatch.setattr(BulkOperations, "change", late)
+    async with api(database) as found:
+        body = {"action": "remove", "filter": {"state": "failed"}, "expected_count": expected}
+        answer = await found.post(ACTIONS, json=body)
+        assert answer.is_success, answer.text
+
+        async def is_done() -> bool:
+            return all(one["status"] == "done" for one in (await found.get("/api/v1/operations")).json())
+
+        await until(is_done, "the jobs are removed")
+    assert await count(db) == 600
+
+
+async def test_action_with_an_expected_count_is_refused_if_counting_takes_too_long(
+    database: str, db: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await add_many(db, 1001)
+
+    async def too_long(*_: Any) -> int:
+        raise QueryTimeoutError("The query was stopped.")
+
+    monkeypatch.setattr(QueueData, "count_changeable", too_long)
+    async with api(database) as found:
+        body = {"action": "remove", "filter": {"state": "failed"}, "expected_count": 3}
+        assert (await act(found, 409, **body))["code"] == "count_unknown"
+        form = {"action": "remove", "all": "1", "state": "failed", "expected_count": "3"}
+        page = await found.post("/jobs/actions", data=form, headers={"Accept": "text/html"})
+        assert page.status_code == 409
+        assert "could not be counted in time" in page.text
+    assert await count(db) == 1001
+
+
+async def test_expected_count_that_is_no_number_is_refused(database: str, db: asyncpg.Connection) -> None:
+    job = await add(db)
+    async with api(database) as found:
+        for number in ("9" * 5000, "many"):
+            form = {"action": "remove", "id": str(job["id"]), "expected_count": number}
+            page = await found.post("/jobs/actions", data=form, headers={"Accept": "text/html"})
+            assert page.status_code == 400
+            assert "whole number" in page.text
+    assert await count(db) == 1
 
 
 async def test_five_thousand_jobs_are_retried_in_the_background(

@@ -26,6 +26,7 @@ from graphile_worker.web.errors import (
     InvalidRequestError,
     NotFoundError,
     QueryTimeoutError,
+    UnknownCountError,
 )
 from graphile_worker.web.filters import Filter, format_filter, read_ids
 from graphile_worker.web.job_data import job_row
@@ -86,6 +87,7 @@ class Operations:
     Raises:
         ForbiddenError: The viewer may not do this, or the dashboard is read-only.
         ChangedCountError: `expected_count` is not the number of jobs that match now.
+        UnknownCountError: There is an `expected_count`, and the jobs could not be counted in time.
         InvalidJobError: An argument is invalid.
     """
 
@@ -135,7 +137,8 @@ class Operations:
             action: ``retry``, ``run_now``, ``reschedule``, ``cancel``, ``fail``, ``complete`` or ``remove``.
             selected: Which jobs.
             access: What the viewer may do.
-            expected_count: The number of jobs that the viewer has seen. If it has changed, no job is.
+            expected_count: The number of jobs that the viewer has seen. If it has changed, no job is. Jobs
+                that begin to match later do not raise the number of jobs that are changed.
             run_at: For ``reschedule``: ISO 8601 text with an offset.
             priority: For ``reschedule``.
             attempts: For ``reschedule``.
@@ -154,14 +157,18 @@ class Operations:
                     raise ChangedCountError(expected_count, len(found))
             return await self._act_now(action, change, ids, access, ", ".join(selected[:20]), len(ids))
         bounded, _ = await self._data.bound(selected, access)
-        count = await self._count(bounded, change, [])
-        if expected_count is not None and count.exact and count.value != expected_count:
+        target, found = _target(bounded), await self._find_few(bounded, change)
+        count = await self._count(bounded, change, []) if found is None else Count(value=len(found))
+        if expected_count is not None and not count.exact:
+            raise UnknownCountError(expected_count)
+        if expected_count is not None and count.value != expected_count:
             raise ChangedCountError(expected_count, count.value)
-        target = _target(bounded)
-        if count.exact and count.value <= MAX_IDS:
-            return await self._act_now(action, change, bounded, access, target, count.value)
+        if found is not None:
+            # With the filter too, because a job may no longer match when it is changed.
+            these = bounded.replace(ids=tuple(found))
+            return await self._act_now(action, change, these if found else (), access, target, len(found))
         progress = self._begin(action, target, access, count)
-        task = asyncio.create_task(self._run(progress, change, bounded))
+        task = asyncio.create_task(self._run(progress, change, bounded, expected_count))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return ActionResult(action=action, changed=0, operation=progress.operation.id)
@@ -294,6 +301,14 @@ class Operations:
             notices.append("The number of jobs is an estimate, because counting them took too long.")
             return Count(value=await self._data.estimate(selected), exact=False)
 
+    async def _find_few(self, selected: Filter, change: Change) -> list[int] | None:
+        """Return the ids of the jobs to change; None if they are too many, or too slow to find."""
+        try:
+            found = await self._data.ids_to_change(selected, change, MAX_IDS + 1)
+        except QueryTimeoutError:
+            return None
+        return found if len(found) <= MAX_IDS else None
+
     async def _act_now(
         self,
         action: str,
@@ -340,12 +355,12 @@ class Operations:
         progress = self._known[operation.id] = _Progress(operation)
         return progress
 
-    async def _run(self, progress: _Progress, change: Change, selected: Filter) -> None:
-        """Change all jobs, batch by batch, each in a transaction of its own."""
+    async def _run(self, progress: _Progress, change: Change, selected: Filter, limit: int | None) -> None:
+        """Change all jobs, or as many as were expected, batch by batch, each in its own transaction."""
         status: Literal["done", "failed", "stopped"] = "stopped"
         error = None
         try:
-            async with aclosing(self._queue.utils.many.change(change, selected)) as batches:
+            async with aclosing(self._queue.utils.many.change(change, selected, limit=limit)) as batches:
                 async for batch in batches:
                     done = progress.operation
                     progress.update(
