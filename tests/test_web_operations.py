@@ -10,7 +10,7 @@ import asyncpg
 import httpx
 import pytest
 
-from graphile_worker import App
+from graphile_worker import App, WorkerUtils
 from graphile_worker._client.bulk import BatchResult, BulkOperations
 from graphile_worker.events.dashboard import DashboardAction
 from graphile_worker.testing import Databases
@@ -360,3 +360,50 @@ async def test_dashboard_that_is_closed_ends_its_operations_and_connections(
         return bool(await db.fetchval(name) == 0)
 
     await until(is_alone, "the connections are closed")
+
+
+async def test_changes_that_wait_for_a_lock_end_and_pages_stay_readable(
+    database: str, db: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graphile_worker.web.dashboard._LOCK_SECONDS", 0.2)
+    jobs = [await add(db) for _ in range(4)]
+    await lock(db, (await add(db))["id"], by="node-1")
+    removals = [{"action": "remove", "ids": [str(job["id"])]} for job in jobs]
+    async with api(database) as found:
+        async with db.transaction():
+            # Reading is possible, writing is not.
+            await db.execute("lock table graphile_worker._private_jobs in share mode")
+            changes = [asyncio.create_task(found.post(ACTIONS, json=one)) for one in removals]
+            changes += [
+                asyncio.create_task(found.post("/api/v1/jobs", json={"task": "hello"})),
+                asyncio.create_task(
+                    found.post("/api/v1/maintenance/unlock", json={"worker_ids": ["node-1"]})
+                ),
+            ]
+            assert (await found.get("/jobs", headers={"Accept": "text/html"})).status_code == 200
+            assert (await found.get("/api/v1/jobs")).status_code == 200
+            answers = await asyncio.gather(*changes)
+        for answer in answers:
+            assert (answer.status_code, answer.json()["code"]) == (503, "query_timeout")
+            assert "another transaction has a lock" in answer.json()["detail"]
+        assert (await act(found, **removals[0]))["changed"] == 1
+
+
+async def test_sweep_that_releases_nothing_is_stopped_if_it_takes_too_long(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def endless(*_: Any, **__: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(WorkerUtils, "sweep", endless)
+    monkeypatch.setattr("graphile_worker.web.operations._MAX_DRY_SWEEP", 0.01)
+    async with api(database) as found:
+        answer = await found.post("/api/v1/maintenance/sweep", json={"dry_run": True})
+        assert (answer.status_code, answer.json()["code"]) == (503, "query_timeout")
+
+
+async def test_doctor_that_takes_too_long_is_stopped(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphile_worker.web.data._DOCTOR_SECONDS", 0.0)
+    async with api(database) as found:
+        answer = await found.get("/api/v1/doctor")
+        assert (answer.status_code, answer.json()["code"]) == (503, "query_timeout")

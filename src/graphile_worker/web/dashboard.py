@@ -10,7 +10,8 @@ from urllib.parse import quote
 from graphile_worker._base.durations import seconds
 from graphile_worker._base.logs import library_logger as logger
 from graphile_worker._client.per_loop import DEFAULTS, PerLoopClients
-from graphile_worker.client import find_schema
+from graphile_worker._db.queries.web_writes import LimitedWrites
+from graphile_worker.client import WorkerUtils, find_schema
 from graphile_worker.errors import ConfigurationError, MissingExtraError
 
 try:
@@ -39,11 +40,14 @@ if TYPE_CHECKING:
 
     from graphile_worker._base.durations import Duration
     from graphile_worker.app import App
-    from graphile_worker.client import WorkerUtils
     from graphile_worker.web.auth import Access, Auth
 
 CONNECTIONS = 3
 """Connections of a dashboard for each schema, besides one that listens while a browser watches."""
+WRITE_CONNECTIONS = 2
+"""Further connections, opened when jobs are changed. Pages can be read while a change waits for a lock."""
+_WRITE_SECONDS = 30.0
+_LOCK_SECONDS = 2.0
 _STATIC = Path(__file__).parent / "static"
 _SCHEMAS = "/schemas/"
 
@@ -55,6 +59,8 @@ class Queue:
         self.schema = schema
         self._dashboard = dashboard
         self._clients: PerLoopClients | None = None
+        self._writers: PerLoopClients | None = None
+        self._writer: tuple[WorkerUtils, WorkerUtils] | None = None
         self.data = QueueData(self, dashboard.app, redact=dashboard.redact, timeout=dashboard.timeout)
         self.operations = Operations(self, dashboard.app, self.data, read_only=dashboard.read_only)
         self.broadcaster = Broadcaster(self)
@@ -63,31 +69,51 @@ class Queue:
     def utils(self) -> WorkerUtils:
         """The client of this event loop, with connections of its own."""
         if self._clients is None:  # not earlier, because app.configure may change the settings
-            settings = self._dashboard.app.settings
-            self._clients = PerLoopClients(
-                {
-                    **{name: settings[name] for name in DEFAULTS},
-                    "schema": self.schema,
-                    "max_pool_size": CONNECTIONS,
-                    "pool_timeout": self._dashboard.timeout,
-                }
-            )
+            self._clients = self._make_clients(CONNECTIONS, self._dashboard.timeout)
         return self._clients.utils
+
+    @property
+    def writer(self) -> WorkerUtils:
+        """The client of this event loop for changes, which must not wait long."""
+        if self._writers is None:
+            self._writers = self._make_clients(WRITE_CONNECTIONS, _WRITE_SECONDS)
+        base = self._writers.utils
+        if self._writer is None or self._writer[0] is not base:
+            settings = self._dashboard.app.settings
+            session = LimitedWrites(base._session, _WRITE_SECONDS, _LOCK_SECONDS)  # noqa: SLF001 - the library's own
+            limited = WorkerUtils._on_session(  # noqa: SLF001
+                session, use_local_time=settings["use_local_time"], middleware=settings["middleware"]
+            )
+            self._writer = base, limited
+        return self._writer[1]
+
+    def _make_clients(self, connections: int, timeout: float) -> PerLoopClients:
+        settings = self._dashboard.app.settings
+        return PerLoopClients(
+            {
+                **{name: settings[name] for name in DEFAULTS},
+                "schema": self.schema,
+                "max_pool_size": connections,
+                "pool_timeout": timeout,
+            }
+        )
 
     async def close(self) -> None:
         """Stop what runs in the background, and close the connections of this event loop."""
         await self.broadcaster.close()
         await self.operations.close()
         await self.data.close()
-        if self._clients is not None:
-            await self._clients.close()
+        for clients in (self._clients, self._writers):
+            if clients is not None:
+                await clients.close()
 
 
 class Dashboard:
     """The dashboard and the JSON API of an app's queue: an ASGI application, to mount or to serve.
 
-    Without `auth` it answers only requests from the machine that it runs on. The connections are its own, at
-    most four. They are closed when the event loop ends, or by `close`.
+    Without `auth` it answers only requests from the machine that it runs on. The connections are its own:
+    three, one while a browser watches, and two while it changes jobs. They are closed when the event loop
+    ends, or by `close`.
 
     Args:
         app: The app. Its connection settings, tasks and recurring tasks are used; the dashboard runs no jobs.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +15,9 @@ from graphile_worker._base.logs import library_logger as logger
 from graphile_worker._base.payload import decode_payload
 from graphile_worker._client.administration import CleanupTask
 from graphile_worker._client.bulk import Change
-from graphile_worker.errors import GraphileWorkerError
+from graphile_worker._db.connection.error_mapping import is_timeout
+from graphile_worker._db.queries.web_writes import waited_for_lock
+from graphile_worker.errors import DatabaseError, GraphileWorkerError, PoolTimeoutError
 from graphile_worker.events.dashboard import DashboardAction
 from graphile_worker.job import SMALLINT, JobSpec, JobState, check_integer, read_instant
 from graphile_worker.web.auth import Permission
@@ -33,7 +35,7 @@ from graphile_worker.web.job_data import job_row
 from graphile_worker.web.models import ActionPreview, ActionResult, Count, JobRow, Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableSequence, Sequence
+    from collections.abc import Callable, Iterator, MutableSequence, Sequence
 
     from graphile_worker.app import App
     from graphile_worker.job import Job
@@ -59,6 +61,7 @@ _SAMPLE = 10
 _MAX_RUNNING = 4
 _MAX_KEPT = 50
 _MAX_REASON = 10_000
+_MAX_DRY_SWEEP = 60.0
 
 
 class _Progress:
@@ -195,7 +198,8 @@ class Operations:
         spec = JobSpec(task, value, **given)
         if self._is_of_app() and task in self._app.tasks:
             spec = self._app._registry.specs.build(task, value, given)  # noqa: SLF001 - the library's own
-        job = await self._queue.utils.add_spec(spec)
+        with _limited():
+            job = await self._queue.writer.add_spec(spec)
         self._audit(access, "add", task, 1)
         return _row_of(job)
 
@@ -207,7 +211,8 @@ class Operations:
             raise NotFoundError(
                 f"This program does not declare the recurring task {identifier[:80]!r}, so it cannot run it."
             )
-        job = await self._queue.utils.add_spec(item.job_at(datetime.now(UTC)))
+        with _limited():
+            job = await self._queue.writer.add_spec(item.job_at(datetime.now(UTC)))
         self._audit(access, "cron", identifier, 1)
         return _row_of(job)
 
@@ -224,16 +229,17 @@ class Operations:
             worker_ids: For ``unlock``.
         """
         self._require(access, Permission.MAINTAIN)
-        if what == "sweep":
-            result, target, count = await self._sweep(dry_run=dry_run)
-        elif what == "unlock":
-            result, target, count = await self._unlock(worker_ids, dry_run=dry_run)
-        elif what == "cleanup":
-            result, target, count = await self._clean_up(dry_run=dry_run)
-        else:
-            raise NotFoundError(
-                f"Unknown maintenance {what[:40]!r}: it must be one of {', '.join(MAINTENANCE)}."
-            )
+        with _limited():
+            if what == "sweep":
+                result, target, count = await self._sweep(dry_run=dry_run)
+            elif what == "unlock":
+                result, target, count = await self._unlock(worker_ids, dry_run=dry_run)
+            elif what == "cleanup":
+                result, target, count = await self._clean_up(dry_run=dry_run)
+            else:
+                raise NotFoundError(
+                    f"Unknown maintenance {what[:40]!r}: it must be one of {', '.join(MAINTENANCE)}."
+                )
         if not dry_run:
             self._audit(access, what, target, count)
         return result
@@ -320,10 +326,11 @@ class Operations:
     ) -> ActionResult:
         changed: list[int] = []
         requested = 0
-        async with aclosing(self._queue.utils.many.change(change, selected)) as batches:
-            async for batch in batches:
-                changed += batch.changed
-                requested += batch.requested
+        with _limited():
+            async with aclosing(self._queue.writer.many.change(change, selected)) as batches:
+                async for batch in batches:
+                    changed += batch.changed
+                    requested += batch.requested
         self._audit(access, action, target, len(changed))
         return ActionResult(
             action=action,
@@ -360,19 +367,21 @@ class Operations:
         status: Literal["done", "failed", "stopped"] = "stopped"
         error = None
         try:
-            async with aclosing(self._queue.utils.many.change(change, selected, limit=limit)) as batches:
-                async for batch in batches:
-                    done = progress.operation
-                    progress.update(
-                        seen=done.seen + batch.seen,
-                        changed=done.changed + len(batch.changed),
-                        requested=done.requested + batch.requested,
-                    )
-                    self._queue.broadcaster.tell("operations")
-                    if progress.is_stopped:
-                        break
-                else:
-                    status = "done"
+            changing = self._queue.writer.many.change(change, selected, limit=limit)
+            with _limited():
+                async with aclosing(changing) as batches:
+                    async for batch in batches:
+                        done = progress.operation
+                        progress.update(
+                            seen=done.seen + batch.seen,
+                            changed=done.changed + len(batch.changed),
+                            requested=done.requested + batch.requested,
+                        )
+                        self._queue.broadcaster.tell("operations")
+                        if progress.is_stopped:
+                            break
+                    else:
+                        status = "done"
         except GraphileWorkerError as failure:
             status, error = "failed", str(failure)
             logger.warning("An operation of the dashboard failed: %s", failure)
@@ -385,7 +394,9 @@ class Operations:
             self._audit_as(ended.user, ended.action, ended.filter, ended.changed)
 
     async def _sweep(self, *, dry_run: bool) -> tuple[dict[str, Any], str, int]:
-        found = await self._queue.utils.sweep(dry_run=dry_run)
+        # A sweep releases workers one by one, so only one that releases nothing may be stopped at any time.
+        async with asyncio.timeout(_MAX_DRY_SWEEP if dry_run else None):
+            found = await self._queue.writer.sweep(dry_run=dry_run)
         workers = [{"id": one.worker.id, "jobs": len(one.jobs), "queues": len(one.queues)} for one in found]
         names = ", ".join(str(one["id"]) for one in workers)
         return {"workers": workers}, names, sum(len(one.jobs) for one in found)
@@ -393,7 +404,7 @@ class Operations:
     async def _unlock(self, names: Sequence[str], *, dry_run: bool) -> tuple[dict[str, Any], str, int]:
         if not names or any(not name or "\0" in name for name in names):
             raise InvalidRequestError("unlock needs worker_ids, a list of names as in the column locked_by.")
-        known = {one.id: one for one in await self._queue.utils.workers(include_locks=False)}
+        known = {one.id: one for one in await self._queue.writer.workers(include_locks=False)}
         for name in names:
             if name in known and known[name].is_alive:
                 raise ForbiddenError(
@@ -401,14 +412,14 @@ class Operations:
                 )
         jobs, queues = await self._data.count_locks(names)
         if not dry_run:
-            await self._queue.utils.force_unlock_workers(names)
+            await self._queue.writer.force_unlock_workers(names)
         return {"jobs": jobs, "queues": queues}, ", ".join(names[:20]), jobs
 
     async def _clean_up(self, *, dry_run: bool) -> tuple[dict[str, Any], str, int]:
         if dry_run:
             queues = await self._data.count_unused_queues()
         else:
-            queues = (await self._queue.utils.cleanup([CleanupTask.GC_JOB_QUEUES])).queues
+            queues = (await self._queue.writer.cleanup([CleanupTask.GC_JOB_QUEUES])).queues
         return {"queues": queues}, "queues without jobs", queues
 
     def _is_of_app(self) -> bool:
@@ -424,6 +435,32 @@ class Operations:
         self._app.events.emit(
             DashboardAction(user=user, action=action, schema=self._queue.schema, target=target, count=count)
         )
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Explain the limits of time that a change has.
+
+    Raises:
+        QueryTimeoutError: It took too long.
+    """
+    try:
+        yield
+    except TimeoutError as error:
+        raise QueryTimeoutError(
+            f"This was stopped after {_MAX_DRY_SWEEP:g} s. Nothing was changed. Use graphile-worker sweep."
+        ) from error
+    except PoolTimeoutError as error:
+        raise QueryTimeoutError("Other changes take too long. Wait until they are done.") from error
+    except DatabaseError as error:
+        if waited_for_lock(error.__cause__):
+            raise QueryTimeoutError(
+                "The change was stopped, because another transaction has a lock that it needs. Try again "
+                "when that transaction has ended."
+            ) from error
+        if is_timeout(error.__cause__):
+            raise QueryTimeoutError("The change was stopped, because it took too long.") from error
+        raise
 
 
 def _rescheduling(arguments: dict[str, Any]) -> Change:
