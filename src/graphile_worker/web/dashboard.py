@@ -161,7 +161,14 @@ class Dashboard:
         self.read_only = read_only
         self.redact = redact
         self.timeout = seconds("query_timeout", query_timeout, "more than 0")
-        self.allowed_hosts = None if allowed_hosts is None else frozenset(allowed_hosts)
+        self.allowed_hosts = (
+            None if allowed_hosts is None else frozenset(map(_read_host, filter(None, allowed_hosts)))
+        )
+        if auth is None:
+            logger.warning(
+                "The dashboard has no auth=, so it answers every request from this machine, also those that "
+                "a proxy on it passes on without saying so. Pass Dashboard(app, auth=...)."
+            )
         main = find_schema(app.settings["schema"]).name
         names = dict.fromkeys([main, *(find_schema(name).name for name in schemas)])
         self._queues = {name: Queue(self, name) for name in names}
@@ -227,46 +234,53 @@ class Dashboard:
         root = scope.get("root_path", "").rstrip("/")
         # `root` is where the dashboard is, `link_root` where its pages are: below it for other schemas.
         state = {**scope.get("state", {}), "root": root, "link_root": quote(root), "dashboard": self}
+        state["access"] = None
         # Without the router of the program that mounts the dashboard, so that addresses are made by its own.
         inner = {**scope, "app": self, "root_path": root, "state": state}
         for name in ("router", "app_root_path", "endpoint", "path_params"):
             inner.pop(name, None)
         request = Request(inner, receive)
+        token = self._current.set(self._main)
         try:
             response = await self._admit(request, path)
             if response is None:
                 queue, inner["root_path"] = self._choose_queue(inner, path)
                 state["link_root"] = quote(inner["root_path"])
-                token = self._current.set(queue)
-                try:
-                    await self._site(inner, receive, guarded)
-                finally:
-                    self._current.reset(token)
+                self._current.set(queue)
+                await self._site(inner, receive, guarded)
                 return
         except Exception as error:
             if has_started:
                 raise
             response = await self._explain(request, error)
+        finally:
+            self._current.reset(token)
         await response(inner, receive, guarded)
 
     async def _admit(self, request: Request, path: str) -> Response | None:
         """Find out who the request is from; return a response if it goes no further."""
         security.check_host(request, self.allowed_hosts)
         if path.startswith("/static/"):  # the page that says how to sign in needs them too
-            request.scope["state"]["access"] = None
             return None
         if request.method == "GET" and (found := security.login_redirect(request, self.auth)) is not None:
-            target, cookie = found
-            headers = {}
-            if cookie:
-                headers["Set-Cookie"] = security.cookie_header(
-                    request, cookie, request.scope["state"]["root"]
-                )
-            return RedirectResponse(target, 303, headers)
-        security.check_origin(request, request.method)
+            return self._signed_in(request, path, *found)
+        security.check_origin(request, request.method, self.auth)
         access = await security.authenticate(request, self.auth)
         request.scope["state"]["access"] = self._limited(access)
         return None
+
+    def _signed_in(self, request: Request, path: str, target: str, cookie: str) -> Response:
+        from graphile_worker.web.pages.rendering import signed_in_page  # noqa: PLC0415 - it imports this module
+
+        response: Response
+        if security.wants_json(request.scope, path):
+            response = RedirectResponse(target, 303)
+        else:
+            response = signed_in_page(request, target)
+        if cookie:
+            root = request.scope["state"]["root"]
+            response.headers["Set-Cookie"] = security.cookie_header(request, cookie, root)
+        return response
 
     def _limited(self, access: Access) -> Access:
         return access.limited_to(READ_ONLY) if self.read_only else access
@@ -290,7 +304,7 @@ class Dashboard:
             logger.error("A request of the dashboard failed", exc_info=error)
         path = _path_in(request.scope)
         response = None
-        if not security.wants_json(request.scope, path) and "access" in request.scope["state"]:
+        if not security.wants_json(request.scope, path):
             response = await error_page(self, request, problem)
         if response is None:
             response = problem_response(problem)
@@ -309,6 +323,13 @@ class Dashboard:
             Mount("/static", StaticFiles(directory=_STATIC), name="static"),
         ]
         return Router(routes)
+
+
+def _read_host(name: str) -> str:
+    found = name if security.is_address(name) else security.host_name(name)
+    if not found:
+        raise ConfigurationError(f"Invalid host {name!r} in allowed_hosts: write for example queue.example.")
+    return found
 
 
 def _path_in(scope: Mapping[str, Any]) -> str:
