@@ -229,7 +229,8 @@ class QueueData(JobReader):
         )
         now = (await self.look()).look.at
         try:
-            declared = {item.identifier: item for item in self._app.cron_items}
+            is_of_app = self._queue.utils.schema == self._app.utils.schema
+            declared = {item.identifier: item for item in self._app.cron_items} if is_of_app else {}
         except (ConfigurationError, OSError) as error:
             declared = {}
             notices.append(f"The app's crontab cannot be read: {error}")
