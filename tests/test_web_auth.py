@@ -15,7 +15,7 @@ from graphile_worker.testing import Databases
 from graphile_worker.web import Access, Dashboard, Permission, basic_auth, proxy_auth, token_auth
 from graphile_worker.web.auth import OneTimeLinks
 from graphile_worker.web.server import check_exposed, under
-from support.jobs import add, count
+from support.jobs import add, count, existing
 from support.web_api import api, client
 
 TOKEN = "a-long-random-secret"
@@ -183,7 +183,9 @@ async def test_basic_auth_compares_name_and_password(database: str) -> None:
     assert await status(dashboard, headers=basic("ann", "")) == 401
     assert await status(dashboard, headers=basic("eve", "")) == 401
     for broken in ("!", "\xe9"):
-        assert await status(dashboard, headers=[(b"authorization", f"Basic {broken}".encode("latin-1"))]) == 401
+        assert (
+            await status(dashboard, headers=[(b"authorization", f"Basic {broken}".encode("latin-1"))]) == 401
+        )
     assert await status(dashboard, headers=basic("bob", "battery")) == 200
     await dashboard.close()
 
@@ -331,6 +333,35 @@ async def test_each_change_needs_its_permission(database: str, db: asyncpg.Conne
         granted.add(permission)
         assert await status(dashboard, address, "POST", json=body, headers=SAME_ORIGIN) < 300, body
     await dashboard.close()
+
+
+async def test_job_with_a_key_replaces_another_one_only_with_the_permission_to_edit(
+    database: str, db: asyncpg.Connection
+) -> None:
+    job = await add(db, "pay", payload={"to": "ann"}, job_key="pay-1")
+    granted = {Permission.VIEW, Permission.ADD}
+    app = App(dsn=database)
+
+    @app.task(job_key="pay-1")
+    async def pay(to: str) -> None: ...
+
+    async with api(app, auth=lambda _: Access(user="bob", permissions=frozenset(granted))) as found:
+        keyed = {"task": "other", "payload": {"to": "bob"}, "job_key": "pay-1"}
+        for body in (
+            keyed,
+            {**keyed, "job_key_mode": "replace"},
+            {**keyed, "job_key_mode": "preserve_run_at"},
+            {"task": "pay", "payload": {"to": "bob"}},  # the task's own key
+        ):
+            answer = await found.post(JOBS, json=body)
+            assert answer.status_code == 403, body
+            assert "'edit'" in answer.json()["detail"]
+        answer = await found.post(JOBS, json={**keyed, "job_key_mode": "unsafe_dedupe"})
+        assert answer.status_code == 201
+        assert "ann" in str((await existing(db, job["id"]))["payload"])
+        granted.add(Permission.EDIT)
+        assert (await found.post(JOBS, json=keyed)).status_code == 201
+    assert "bob" in str((await existing(db, job["id"]))["payload"])
 
 
 async def test_read_only_dashboard_changes_nothing_for_anybody(database: str, db: asyncpg.Connection) -> None:

@@ -244,6 +244,49 @@ async def test_five_thousand_jobs_are_retried_in_the_background(
     ]
 
 
+async def test_viewer_without_payloads_does_not_see_what_operations_search_in_them(
+    database: str, db: asyncpg.Connection
+) -> None:
+    await add_many(db, 1001)
+    permissions: set[str] = {"view", "view_payload", "remove"}
+
+    def auth(_: Any) -> Access:
+        return Access(user="ann", permissions=frozenset(permissions))  # type: ignore[arg-type]
+
+    async with api(database, auth=auth) as found:
+        answer = await act(found, 202, action="remove", filter={"q": "declined"})
+        place = f"/api/v1/operations/{answer['operation']}"
+        pages = ("/operations", f"/operations/{answer['operation']}")
+
+        async def shown() -> list[str]:
+            whole = [(await found.get(place)).text, (await found.get("/api/v1/operations")).text]
+            return [
+                *whole,
+                *[(await found.get(page, headers={"Accept": "text/html"})).text for page in pages],
+            ]
+
+        assert all("declined" in text for text in await shown())
+        permissions.remove("view_payload")
+        for text in await shown():
+            assert "declined" not in text
+            assert "a filter that you may not see" in text
+        stopped = await found.post(f"{place}/stop")
+        assert stopped.json()["filter"] == "a filter that you may not see"
+
+
+async def test_log_of_a_change_stays_on_its_line(
+    database: str, db: asyncpg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = await add(db)
+    caplog.set_level("INFO", "graphile_worker")
+    async with api(database, auth=lambda _: Access(user="ann\nroot did remove")) as found:
+        await act(found, action="remove", ids=[str(job["id"])])
+        await found.post("/api/v1/jobs", json={"task": "a\nb"})
+    told = [one.getMessage() for one in caplog.records if one.getMessage().startswith("Dashboard:")]
+    assert len(told) == 2
+    assert not any("\n" in one for one in told)
+
+
 async def test_operation_stops_after_its_batch(database: str, db: asyncpg.Connection) -> None:
     await add_many(db, 4000)
     dashboard = Dashboard(App(dsn=database))
@@ -368,7 +411,7 @@ async def test_changes_that_wait_for_a_lock_end_and_pages_stay_readable(
     monkeypatch.setattr("graphile_worker.web.dashboard._LOCK_SECONDS", 0.2)
     jobs = [await add(db) for _ in range(4)]
     await lock(db, (await add(db))["id"], by="node-1")
-    removals = [{"action": "remove", "ids": [str(job["id"])]} for job in jobs]
+    removals: list[dict[str, Any]] = [{"action": "remove", "ids": [str(job["id"])]} for job in jobs]
     async with api(database) as found:
         async with db.transaction():
             # Reading is possible, writing is not.

@@ -81,7 +81,7 @@ class Queue:
         if self._writer is None or self._writer[0] is not base:
             settings = self._dashboard.app.settings
             session = LimitedWrites(base._session, _WRITE_SECONDS, _LOCK_SECONDS)  # noqa: SLF001 - the library's own
-            limited = WorkerUtils._on_session(  # noqa: SLF001
+            limited = WorkerUtils._on_session(
                 session, use_local_time=settings["use_local_time"], middleware=settings["middleware"]
             )
             self._writer = base, limited

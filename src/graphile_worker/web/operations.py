@@ -62,14 +62,22 @@ _MAX_RUNNING = 4
 _MAX_KEPT = 50
 _MAX_REASON = 10_000
 _MAX_DRY_SWEEP = 60.0
+_HIDDEN = "a filter that you may not see"
 
 
 class _Progress:
     """An operation that runs, and whether it should stop."""
 
-    def __init__(self, operation: Operation) -> None:
+    def __init__(self, operation: Operation, *, names_payloads: bool) -> None:
         self.operation = operation
         self.is_stopped = False
+        self._names_payloads = names_payloads
+
+    def shown_to(self, access: Access) -> Operation:
+        """Return the operation, without the filter if it tells of payloads that the viewer may not see."""
+        if not self._names_payloads or access.allows(Permission.VIEW_PAYLOAD):
+            return self.operation
+        return msgspec.structs.replace(self.operation, filter=_HIDDEN)
 
     def update(self, **changes: Any) -> None:
         self.operation = msgspec.structs.replace(self.operation, **changes)
@@ -169,8 +177,8 @@ class Operations:
         if found is not None:
             # With the filter too, because a job may no longer match when it is changed.
             these = bounded.replace(ids=tuple(found))
-            return await self._act_now(action, change, these if found else (), access, target, len(found))
-        progress = self._begin(action, target, access, count)
+            return await self._act_now(action, change, these if found else found, access, target, len(found))
+        progress = self._begin(action, bounded, access, count)
         task = asyncio.create_task(self._run(progress, change, bounded, expected_count))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -183,7 +191,8 @@ class Operations:
             task: Identifier of the task. If the app has it, the payload is checked, and its options apply.
             payload: JSON text.
             access: What the viewer may do.
-            options: queue_name, run_at, max_attempts, job_key, job_key_mode, priority and flags.
+            options: queue_name, run_at, max_attempts, job_key, job_key_mode, priority and flags. A key needs
+                the permission to edit, unless the mode is ``unsafe_dedupe``.
         """
         self._require(access, Permission.ADD)
         if unknown := options.keys() - set(JOB_OPTIONS):
@@ -198,18 +207,31 @@ class Operations:
         spec = JobSpec(task, value, **given)
         if self._is_of_app() and task in self._app.tasks:
             spec = self._app._registry.specs.build(task, value, given)  # noqa: SLF001 - the library's own
+        if spec.job_key is not None and spec.job_key_mode != "unsafe_dedupe":
+            self._require_edit(access, spec.job_key)
         with _limited():
             job = await self._queue.writer.add_spec(spec)
         self._audit(access, "add", task, 1)
         return _row_of(job)
 
+    def _require_edit(self, access: Access, job_key: str) -> None:
+        # Whether there is such a job is not read first, because another one may be added at the same time.
+        if not access.allows(Permission.EDIT):
+            raise ForbiddenError(
+                f"{access.user} lacks the permission 'edit'. A job with the key {job_key[:80]!r} replaces "
+                "the waiting job with that key. Leave out the key, or pass job_key_mode unsafe_dedupe, which "
+                "changes no other job."
+            )
+
     async def run_cron(self, identifier: str, access: Access) -> JobRow:
         """Add the job of a recurring task now."""
         self._require(access, Permission.ADD)
-        item = next((one for one in self._app.cron_items if one.identifier == identifier), None)
+        declared = self._app.cron_items if self._is_of_app() else ()
+        item = next((one for one in declared if one.identifier == identifier), None)
         if item is None:
             raise NotFoundError(
-                f"This program does not declare the recurring task {identifier[:80]!r}, so it cannot run it."
+                f"This program does not declare the recurring task {identifier[:80]!r} for this schema, so "
+                "it cannot run it."
             )
         with _limited():
             job = await self._queue.writer.add_spec(item.job_at(datetime.now(UTC)))
@@ -244,14 +266,14 @@ class Operations:
             self._audit(access, what, target, count)
         return result
 
-    def list(self) -> list[Operation]:
-        """Return the operations of this process, the newest first."""
-        return [progress.operation for progress in reversed(self._known.values())]
+    def list(self, access: Access) -> list[Operation]:
+        """Return the operations of this process as a viewer may see them, the newest first."""
+        return [progress.shown_to(access) for progress in reversed(self._known.values())]
 
-    def get(self, operation_id: str) -> Operation | None:
-        """Return an operation; None if this process does not know it."""
+    def get(self, operation_id: str, access: Access) -> Operation | None:
+        """Return an operation as a viewer may see it; None if this process does not know it."""
         progress = self._known.get(operation_id)
-        return None if progress is None else progress.operation
+        return None if progress is None else progress.shown_to(access)
 
     def stop(self, operation_id: str, access: Access) -> Operation | None:
         """Stop an operation after its current batch."""
@@ -260,7 +282,7 @@ class Operations:
             return None
         self._require(access, PERMISSIONS[progress.operation.action])
         progress.is_stopped = True
-        return progress.operation
+        return progress.shown_to(access)
 
     async def close(self) -> None:
         """Stop all operations. Jobs that were changed stay changed."""
@@ -307,7 +329,7 @@ class Operations:
             notices.append("The number of jobs is an estimate, because counting them took too long.")
             return Count(value=await self._data.estimate(selected), exact=False)
 
-    async def _find_few(self, selected: Filter, change: Change) -> list[int] | None:
+    async def _find_few(self, selected: Filter, change: Change) -> Sequence[int] | None:
         """Return the ids of the jobs to change; None if they are too many, or too slow to find."""
         try:
             found = await self._data.ids_to_change(selected, change, MAX_IDS + 1)
@@ -340,7 +362,7 @@ class Operations:
             ids=[str(one) for one in changed[:MAX_IDS]],
         )
 
-    def _begin(self, action: str, target: str, access: Access, count: Count) -> _Progress:
+    def _begin(self, action: str, selected: Filter, access: Access, count: Count) -> _Progress:
         running = [one for one in self._known.values() if one.operation.status == "running"]
         if len(running) >= _MAX_RUNNING:
             raise BusyError(f"{len(running)} operations are running. Wait for one of them, or stop it.")
@@ -350,7 +372,7 @@ class Operations:
         operation = Operation(
             id=secrets.token_hex(8),
             action=action,
-            filter=target,
+            filter=_target(selected),
             user=access.user,
             status="running",
             total=count,
@@ -359,7 +381,8 @@ class Operations:
             requested=0,
             started_at=datetime.now(UTC),
         )
-        progress = self._known[operation.id] = _Progress(operation)
+        progress = _Progress(operation, names_payloads=selected.reads_payloads)
+        self._known[operation.id] = progress
         return progress
 
     async def _run(self, progress: _Progress, change: Change, selected: Filter, limit: int | None) -> None:
@@ -431,7 +454,7 @@ class Operations:
     def _audit_as(self, user: str, action: str, target: str, count: int) -> None:
         self._data.outdate()
         self._queue.broadcaster.tell("jobs", "counts", "operations")
-        logger.info("Dashboard: %s did %s on %s (%d)", user, action, target[:200] or "all", count)
+        logger.info("Dashboard: %r did %s on %r (%d)", user, action, target[:200] or "all", count)
         self._app.events.emit(
             DashboardAction(user=user, action=action, schema=self._queue.schema, target=target, count=count)
         )

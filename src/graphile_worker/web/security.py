@@ -120,6 +120,7 @@ def check_origin(connection: HTTPConnection, method: str, auth: Auth | None) -> 
     if method in SAFE_METHODS:
         return
     headers = connection.headers
+    is_bearer = headers.get("authorization", "").lower().startswith("bearer ")
     site = headers.get("sec-fetch-site")
     if site is not None:
         if site == "same-origin":
@@ -131,9 +132,8 @@ def check_origin(connection: HTTPConnection, method: str, auth: Auth | None) -> 
     if origin is not None:
         if origin.lower().partition("://")[2] == headers.get("host", "").lower():
             return
-    elif _signs_in_by_bearer(auth) and headers.get("authorization", "").lower().startswith("bearer "):
-        if "cookie" not in headers:
-            return  # no browser sends a token by itself, or a change without an Origin
+    elif is_bearer and _signs_in_by_bearer(auth) and "cookie" not in headers:
+        return  # no browser sends a token by itself, or a change without an Origin
     raise RefusedError(
         "It is not known which page has sent this request. Programs send 'Authorization: Bearer ...' and no "
         "cookie, or the header 'Sec-Fetch-Site: same-origin'."

@@ -156,13 +156,13 @@ def _read_options(action: str, form: Form) -> dict[str, Any]:
 
 async def list_operations(pages: Renderer, request: Request) -> Response:
     """Answer ``/operations``."""
-    found = pages.dashboard.operations.list()
+    found = pages.dashboard.operations.list(access_of(request))
     return await pages.page(request, "operations.html", current="operations", operations=found)
 
 
 async def show_operation(pages: Renderer, request: Request) -> Response:
     """Answer ``/operations/{id}``."""
-    found = pages.dashboard.operations.get(request.path_params["id"])
+    found = pages.dashboard.operations.get(request.path_params["id"], access_of(request))
     if found is None:
         return await pages.problem(
             request,
