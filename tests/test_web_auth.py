@@ -138,7 +138,7 @@ async def test_redirect_to_an_address_without_a_slash_keeps_the_browsers_scheme(
     assert (answer.status_code, answer.headers["location"]) == (307, "/jobs?state=failed")
 
 
-async def test_host_that_cannot_be_read_is_no_error_of_the_dashboard(database: str) -> None:
+async def test_request_with_an_unreadable_host_is_answered(database: str) -> None:
     dashboard = Dashboard(App(dsn=database), auth=token_auth(TOKEN))
     for host in (b"[", b"[::1", b"\xff", b"a/b?token=x"):
         for path in ("/jobs", "/?token=x"):

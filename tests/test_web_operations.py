@@ -196,7 +196,7 @@ async def test_action_with_an_expected_count_is_refused_if_counting_takes_too_lo
     assert await count(db) == 1001
 
 
-async def test_expected_count_that_is_no_number_is_refused(database: str, db: asyncpg.Connection) -> None:
+async def test_expected_count_must_be_a_whole_number(database: str, db: asyncpg.Connection) -> None:
     job = await add(db)
     async with api(database) as found:
         for number in ("9" * 5000, "many"):

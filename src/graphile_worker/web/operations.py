@@ -168,16 +168,16 @@ class Operations:
                     raise ChangedCountError(expected_count, len(found))
             return await self._act_now(action, change, ids, access, ", ".join(selected[:20]), len(ids))
         bounded, _ = await self._data.bound(selected, access)
-        target, found = _target(bounded), await self._find_few(bounded, change)
-        count = await self._count(bounded, change, []) if found is None else Count(value=len(found))
+        target, few = _target(bounded), await self._find_few(bounded, change)
+        count = await self._count(bounded, change, []) if few is None else Count(value=len(few))
         if expected_count is not None and not count.exact:
             raise UnknownCountError(expected_count)
         if expected_count is not None and count.value != expected_count:
             raise ChangedCountError(expected_count, count.value)
-        if found is not None:
+        if few is not None:
             # With the filter too, because a job may no longer match when it is changed.
-            these = bounded.replace(ids=tuple(found))
-            return await self._act_now(action, change, these if found else found, access, target, len(found))
+            these = bounded.replace(ids=tuple(few))
+            return await self._act_now(action, change, these if few else few, access, target, len(few))
         progress = self._begin(action, bounded, access, count)
         task = asyncio.create_task(self._run(progress, change, bounded, expected_count))
         self._tasks.add(task)
