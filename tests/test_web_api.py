@@ -12,12 +12,12 @@ import pytest
 
 from graphile_worker import App, Fail
 from graphile_worker.testing import Databases
-from graphile_worker.web import Dashboard
+from graphile_worker.web import Access, Dashboard
 from graphile_worker.web.api.openapi import describe
 from graphile_worker.web.api.routes import ENDPOINTS
 from graphile_worker.web.english import describe as in_english
 from graphile_worker.web.filters import FilterError, format_filter, parse_filter
-from support.jobs import add, lock
+from support.jobs import add, count, lock
 from support.waiting import until
 from support.web_api import api, client
 
@@ -431,8 +431,32 @@ async def test_several_schemas_are_apart(database: str, db: asyncpg.Connection) 
         page = await found.get(f"{prefix}/jobs/{job.id}", headers={"Accept": "text/html"})
         assert page.status_code == 200
         assert f'href="{prefix}/failures"' in page.text
+        missing = await found.get(f"{prefix}/jobs/999", headers={"Accept": "text/html"})
+        assert missing.status_code == 404
+        assert f'href="{prefix}/failures"' in missing.text
+        assert "<small>odd &#34;name&#34;</small>" in missing.text
         assert len(await ids(found)) == 2
         assert (await found.get("/schemas/unknown/api/v1/jobs")).status_code == 404
+
+
+async def test_recurring_task_of_the_app_cannot_be_run_in_another_schema(
+    database: str, db: asyncpg.Connection
+) -> None:
+    app = App(dsn=database)
+
+    @app.cron("0 4 * * *", identifier="nightly")
+    @app.task
+    async def report() -> None: ...
+
+    other = App(dsn=database, schema="other")
+    await other.migrate()
+    await other.close()
+    async with api(app, schemas=["other"]) as found:
+        assert (await get(found, "/cron"))["items"][0]["can_run"]
+        assert (await found.get("/schemas/other/api/v1/cron")).json()["items"] == []
+        assert (await found.post("/schemas/other/api/v1/cron/nightly/run")).status_code == 404
+    assert await db.fetchval("select count(*) from other._private_jobs") == 0
+    assert await count(db) == 0
 
 
 async def test_slow_query_is_cut_and_told(database: str, db: asyncpg.Connection) -> None:
@@ -473,6 +497,23 @@ async def test_outage_is_a_problem_and_ends_by_itself(database: str, db: asyncpg
 
         await until(is_back, "the dashboard works again")
     await admin.close()
+
+
+async def test_stream_is_for_get_only_and_for_few_browsers_of_one_user(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graphile_worker.web.broadcaster.MAX_VIEWERS_OF_USER", 1)
+    dashboard = Dashboard(App(dsn=database), auth=lambda _: Access(user="ann"))
+    broadcaster = dashboard.queue.broadcaster
+    async with client(dashboard) as found:
+        async with asyncio.timeout(20):
+            assert (await found.head("/api/v1/events")).status_code == 405
+        async with broadcaster.viewer("ann"):
+            assert (await found.get("/api/v1/events")).status_code == 429
+            assert broadcaster.accepts("bob")
+        assert broadcaster.accepts("ann")
+    await dashboard.close()
+    await dashboard.app.close()
 
 
 async def test_stream_tells_which_regions_changed(database: str, db: asyncpg.Connection) -> None:

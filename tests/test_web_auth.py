@@ -15,7 +15,7 @@ from graphile_worker.testing import Databases
 from graphile_worker.web import Access, Dashboard, Permission, basic_auth, proxy_auth, token_auth
 from graphile_worker.web.auth import OneTimeLinks
 from graphile_worker.web.server import check_exposed, under
-from support.jobs import add, count
+from support.jobs import add, count, existing
 from support.web_api import api, client
 
 TOKEN = "a-long-random-secret"
@@ -44,8 +44,33 @@ async def test_without_auth_only_this_machine_may_open_the_dashboard(database: s
     assert await status(dashboard) == 200
     assert await status(dashboard, address=("10.1.2.3", 5)) == 403
     assert await status(dashboard, headers={"Host": "evil.example"}) == 403
-    assert await status(dashboard, headers={"X-Forwarded-For": "10.1.2.3"}) == 403
+    forwarded = {
+        "X-Forwarded-For": "10.1.2.3",
+        "X-Forwarded-Proto": "https",
+        "Via": "1.1 proxy",
+        "Forwarded": "for=10.1.2.3",
+    }
+    for name, value in forwarded.items():
+        assert await status(dashboard, headers={name: value}) == 403, name
+    assert await status(dashboard, address=("::ffff:127.0.0.1", 5)) == 200
     await dashboard.close()
+
+
+async def test_without_auth_a_request_from_a_proxy_that_uses_http_1_0_is_refused(database: str) -> None:
+    dashboard = Dashboard(App(dsn=database))
+
+    async def proxied(scope: Any, receive: Any, send: Any) -> None:  # as nginx passes requests on by default
+        await dashboard({**scope, "http_version": "1.0"}, receive, send)
+
+    assert await status(proxied) == 403
+    await dashboard.close()
+
+
+def test_dashboard_without_auth_warns_that_a_proxy_may_expose_it(caplog: pytest.LogCaptureFixture) -> None:
+    Dashboard(App(), auth=token_auth(TOKEN))
+    assert not caplog.records
+    Dashboard(App())
+    assert "proxy" in caplog.text
 
 
 async def test_token_opens_the_api_as_a_bearer_and_a_browser_by_a_cookie(database: str) -> None:
@@ -79,6 +104,65 @@ async def test_link_works_once_and_the_next_one_is_announced(database: str) -> N
     await dashboard.close()
 
 
+async def test_link_that_another_site_opens_shows_a_page_that_opens_the_dashboard(database: str) -> None:
+    links = OneTimeLinks(Access(user="local"))
+    dashboard = Dashboard(App(dsn=database), auth=links)
+    async with client(dashboard, headers={"Accept": "text/html"}) as browser:
+        answer = await browser.get(f"/jobs?q=%22%3E&token={links.token}")
+        # After a redirect, the browser would not send the strict cookie: the other site began the navigation.
+        assert answer.status_code == 200
+        assert "SameSite=Strict" in answer.headers["set-cookie"]
+        assert 'http-equiv="refresh" content="0; url=/jobs?q=%22%3E"' in answer.text
+        assert 'href="/jobs?q=%22%3E"' in answer.text
+        assert (await browser.get("/jobs")).status_code == 200
+    await dashboard.close()
+
+
+async def test_cookies_are_secure_behind_a_proxy_that_ends_tls(database: str) -> None:
+    dashboard = Dashboard(App(dsn=database), auth=token_auth(TOKEN))
+    for headers, is_secure in (({"X-Forwarded-Proto": "https"}, True), ({}, False)):
+        async with client(dashboard, headers={**SAME_ORIGIN, **headers}) as browser:
+            cookies = [(await browser.get(f"/?token={TOKEN}")).headers["set-cookie"]]
+            browser.headers.update(BEARER)
+            for path, form in (("/preferences", {"theme": "dark"}), ("/add", {"task": "hello"})):
+                answer = await browser.post(path, data=form)
+                assert answer.status_code == 303
+                cookies.append(answer.headers["set-cookie"])
+        assert [("; Secure" in cookie) for cookie in cookies] == [is_secure] * 3
+    await dashboard.close()
+
+
+async def test_redirect_to_an_address_without_a_slash_keeps_the_browsers_scheme(database: str) -> None:
+    async with api(database) as found:
+        answer = await found.get("/jobs/?state=failed")
+    assert (answer.status_code, answer.headers["location"]) == (307, "/jobs?state=failed")
+
+
+async def test_request_with_an_unreadable_host_is_answered(database: str) -> None:
+    dashboard = Dashboard(App(dsn=database), auth=token_auth(TOKEN))
+    for host in (b"[", b"[::1", b"\xff", b"a/b?token=x"):
+        for path in ("/jobs", "/?token=x"):
+            headers = [(b"host", host), (b"accept", b"text/html")]
+            assert await status(dashboard, path, headers=headers) == 401, host
+        headers = [(b"host", host), (b"accept", b"text/html"), (b"authorization", f"Bearer {TOKEN}".encode())]
+        assert await status(dashboard, "/jobs?state=failed", headers=headers) == 200, host
+    await dashboard.close()
+
+
+async def test_browsers_that_are_refused_get_a_page(database: str) -> None:
+    dashboard = Dashboard(App(dsn=database), auth=token_auth(TOKEN), allowed_hosts=["queue.example"])
+    async with client(dashboard, headers={"Accept": "text/html"}) as browser:
+        for method, headers, expected in (
+            ("GET", {}, 401),
+            ("POST", {"Sec-Fetch-Site": "cross-site"}, 403),
+            ("GET", {"Host": "evil.example"}, 421),
+        ):
+            answer = await browser.request(method, "/jobs", headers=headers)
+            assert answer.status_code == expected
+            assert answer.text.startswith("<!doctype html>")
+    await dashboard.close()
+
+
 async def test_redirect_after_a_token_stays_on_the_host(database: str) -> None:
     dashboard = Dashboard(App(dsn=database), auth=token_auth(TOKEN))
     async with client(dashboard) as browser:
@@ -98,7 +182,10 @@ async def test_basic_auth_compares_name_and_password(database: str) -> None:
     assert await status(dashboard, headers=basic("ann", "pass:word")) == 200
     assert await status(dashboard, headers=basic("ann", "")) == 401
     assert await status(dashboard, headers=basic("eve", "")) == 401
-    assert await status(dashboard, headers={"Authorization": "Basic !"}) == 401
+    for broken in ("!", "\xe9"):
+        assert (
+            await status(dashboard, headers=[(b"authorization", f"Basic {broken}".encode("latin-1"))]) == 401
+        )
     assert await status(dashboard, headers=basic("bob", "battery")) == 200
     await dashboard.close()
 
@@ -107,6 +194,7 @@ async def test_proxy_header_counts_only_from_trusted_addresses(database: str) ->
     dashboard = Dashboard(App(dsn=database), auth=proxy_auth("X-User", trusted=["10.0.0.0/8"]))
     named = {"X-User": "ann"}
     assert await status(dashboard, headers=named, address=("10.9.9.9", 1)) == 200
+    assert await status(dashboard, headers=named, address=("::ffff:10.9.9.9", 1)) == 200
     assert await status(dashboard, headers=named, address=("11.9.9.9", 1)) == 401
     assert await status(dashboard, headers=named) == 401
     assert await status(dashboard, address=("10.9.9.9", 1)) == 401
@@ -137,7 +225,10 @@ async def test_auth_function_may_be_async_and_needs_the_permission_to_view(datab
         {"Origin": "http://evil.example"},
         {"Origin": "http://localhost:9999"},
         {"Origin": "null"},
+        {"Origin": "http://[::1"},
         {"Authorization": "Bearer x", "Cookie": "a=b"},
+        {"Authorization": "Bearer x"},
+        {"Authorization": "Bearer x", "Sec-Fetch-Site": "cross-site"},
     ],
     ids=str,
 )
@@ -163,13 +254,22 @@ async def test_own_pages_and_bearers_may_change_things(database: str) -> None:
     await dashboard.close()
     with_token = Dashboard(App(dsn=database), auth=token_auth(TOKEN))
     assert await status(with_token, JOBS, "POST", json=body, headers=BEARER) == 201
+    for site in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}):
+        assert await status(with_token, JOBS, "POST", json=body, headers={**BEARER, **site}) == 403
     await with_token.close()
+    by_proxy = Dashboard(App(dsn=database), auth=proxy_auth("X-User", trusted=["127.0.0.1"]))
+    named = {"X-User": "ann", "Authorization": "Bearer x"}
+    assert await status(by_proxy, JOBS, "POST", json=body, headers=named) == 403
+    assert await status(by_proxy, JOBS, "POST", json=body, headers={**named, **SAME_ORIGIN}) == 201
+    await by_proxy.close()
 
 
 async def test_name_that_another_site_points_here_is_refused(database: str) -> None:
-    dashboard = Dashboard(App(dsn=database), auth=token_auth(TOKEN), allowed_hosts=["queue.example"])
+    names = ["queue.example", "Other.Example:8900", "::", ""]
+    dashboard = Dashboard(App(dsn=database), auth=token_auth(TOKEN), allowed_hosts=names)
     for host, expected in {
         "queue.example": 200,
+        "other.example": 200,
         "queue.example:8900": 200,
         "localhost:8900": 200,
         "127.0.0.1:8900": 200,
@@ -191,7 +291,7 @@ async def test_every_response_has_the_security_headers(database: str) -> None:
             assert "default-src 'none'" in policy
             assert "unsafe" not in policy
             assert headers["x-content-type-options"] == "nosniff"
-            assert headers["referrer-policy"] == "no-referrer"
+            assert headers["referrer-policy"] == "same-origin"  # otherwise forms are sent with Origin: null
             assert headers["cache-control"] == ("no-cache" if "static" in path else "no-store")
 
 
@@ -233,6 +333,35 @@ async def test_each_change_needs_its_permission(database: str, db: asyncpg.Conne
         granted.add(permission)
         assert await status(dashboard, address, "POST", json=body, headers=SAME_ORIGIN) < 300, body
     await dashboard.close()
+
+
+async def test_job_with_a_key_replaces_another_one_only_with_the_permission_to_edit(
+    database: str, db: asyncpg.Connection
+) -> None:
+    job = await add(db, "pay", payload={"to": "ann"}, job_key="pay-1")
+    granted = {Permission.VIEW, Permission.ADD}
+    app = App(dsn=database)
+
+    @app.task(job_key="pay-1")
+    async def pay(to: str) -> None: ...
+
+    async with api(app, auth=lambda _: Access(user="bob", permissions=frozenset(granted))) as found:
+        keyed = {"task": "other", "payload": {"to": "bob"}, "job_key": "pay-1"}
+        for body in (
+            keyed,
+            {**keyed, "job_key_mode": "replace"},
+            {**keyed, "job_key_mode": "preserve_run_at"},
+            {"task": "pay", "payload": {"to": "bob"}},  # the task's own key
+        ):
+            answer = await found.post(JOBS, json=body)
+            assert answer.status_code == 403, body
+            assert "'edit'" in answer.json()["detail"]
+        answer = await found.post(JOBS, json={**keyed, "job_key_mode": "unsafe_dedupe"})
+        assert answer.status_code == 201
+        assert "ann" in str((await existing(db, job["id"]))["payload"])
+        granted.add(Permission.EDIT)
+        assert (await found.post(JOBS, json=keyed)).status_code == 201
+    assert "bob" in str((await existing(db, job["id"]))["payload"])
 
 
 async def test_read_only_dashboard_changes_nothing_for_anybody(database: str, db: asyncpg.Connection) -> None:

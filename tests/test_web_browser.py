@@ -21,8 +21,9 @@ from starlette.routing import Route
 
 from graphile_worker import App
 from graphile_worker.testing import Databases
-from graphile_worker.web import Dashboard
-from support.jobs import add, count
+from graphile_worker.web import Access, Dashboard
+from graphile_worker.web.auth import OneTimeLinks
+from support.jobs import add, count, existing
 from support.node import missing
 from support.postgres import PEERS
 from support.proxy import proxied
@@ -446,6 +447,31 @@ async def test_name_that_points_here_is_refused(browser: Browser, database: str)
         tab = await browser.tab(address.replace("127.0.0.1", "rebinding.test"))
         assert await tab.open("/") in {400, 403, 421}
         assert "mail" not in await tab.page.content()
+
+
+async def test_one_time_link_of_another_site_signs_in_and_forms_work_over_plain_http(
+    browser: Browser, database: str, db: asyncpg.Connection
+) -> None:
+    [job] = await add_failed(db, "mail", "no")
+    links = OneTimeLinks(Access(user="local"))
+    dashboard = Dashboard(App(dsn=database), auth=links, allowed_hosts=["rebinding.test"])
+    async with served(dashboard) as address:
+        # A name that is not this machine's: the browser sends no Sec-Fetch-Site over plain HTTP.
+        named = address.replace("127.0.0.1", "rebinding.test")
+
+        async def link(_: Any) -> HTMLResponse:
+            return HTMLResponse(f'<a href="{named}/jobs/{job}?token={links.token}">Dashboard</a>')
+
+        async with served(Starlette(routes=[Route("/", link)])) as chat:
+            tab = await browser.tab(chat, java_script_enabled=False)
+            await tab.open("/")
+            await tab.page.get_by_role("link").click()
+            await tab.page.wait_for_url(f"{named}/jobs/{job}")
+            await tab.page.get_by_role("button", name="Retry").click()
+            await tab.page.locator("button.primary").click()
+            await tab.sees("1 job will be retried.")
+    assert (await existing(db, job))["attempts"] == 0
+    await dashboard.close()
 
 
 async def test_change_of_a_read_only_dashboard_is_refused_without_a_button(

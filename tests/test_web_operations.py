@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import asyncpg
 import httpx
 import pytest
 
-from graphile_worker import App
+from graphile_worker import App, WorkerUtils
+from graphile_worker._client.bulk import BatchResult, BulkOperations
 from graphile_worker.events.dashboard import DashboardAction
 from graphile_worker.testing import Databases
 from graphile_worker.web import Access, Dashboard
+from graphile_worker.web.data import QueueData
+from graphile_worker.web.errors import QueryTimeoutError
 from support.jobs import add, count, existing, get, lock
 from support.waiting import until
 from support.web_api import api, client
@@ -136,6 +140,73 @@ async def test_action_on_another_number_of_jobs_than_expected_is_refused(
     assert await count(db) == 0
 
 
+async def fail_more(db: asyncpg.Connection) -> None:
+    """Let all jobs fail that have not."""
+    await db.execute(
+        "update graphile_worker._private_jobs set attempts = max_attempts, last_error = 'late' "
+        "where attempts = 0"
+    )
+
+
+@pytest.mark.parametrize("expected", [3, 1200])
+async def test_jobs_that_fail_after_the_count_do_not_raise_the_number_of_changed_jobs(
+    database: str, db: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch, expected: int
+) -> None:
+    await add_many(db, 600, failed=False)
+    await add_many(db, expected)
+    change = BulkOperations.change
+
+    def late(self: BulkOperations, *arguments: Any, **options: Any) -> AsyncGenerator[BatchResult]:
+        async def batches() -> AsyncGenerator[BatchResult]:
+            await fail_more(db)
+            async for batch in change(self, *arguments, **options):
+                yield batch
+
+        return batches()
+
+    monkeypatch.setattr(BulkOperations, "change", late)
+    async with api(database) as found:
+        body = {"action": "remove", "filter": {"state": "failed"}, "expected_count": expected}
+        answer = await found.post(ACTIONS, json=body)
+        assert answer.is_success, answer.text
+
+        async def is_done() -> bool:
+            return all(one["status"] == "done" for one in (await found.get("/api/v1/operations")).json())
+
+        await until(is_done, "the jobs are removed")
+    assert await count(db) == 600
+
+
+async def test_action_with_an_expected_count_is_refused_if_counting_takes_too_long(
+    database: str, db: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await add_many(db, 1001)
+
+    async def too_long(*_: Any) -> int:
+        raise QueryTimeoutError("The query was stopped.")
+
+    monkeypatch.setattr(QueueData, "count_changeable", too_long)
+    async with api(database) as found:
+        body = {"action": "remove", "filter": {"state": "failed"}, "expected_count": 3}
+        assert (await act(found, 409, **body))["code"] == "count_unknown"
+        form = {"action": "remove", "all": "1", "state": "failed", "expected_count": "3"}
+        page = await found.post("/jobs/actions", data=form, headers={"Accept": "text/html"})
+        assert page.status_code == 409
+        assert "could not be counted in time" in page.text
+    assert await count(db) == 1001
+
+
+async def test_expected_count_must_be_a_whole_number(database: str, db: asyncpg.Connection) -> None:
+    job = await add(db)
+    async with api(database) as found:
+        for number in ("9" * 5000, "many"):
+            form = {"action": "remove", "id": str(job["id"]), "expected_count": number}
+            page = await found.post("/jobs/actions", data=form, headers={"Accept": "text/html"})
+            assert page.status_code == 400
+            assert "whole number" in page.text
+    assert await count(db) == 1
+
+
 async def test_five_thousand_jobs_are_retried_in_the_background(
     database: str, db: asyncpg.Connection
 ) -> None:
@@ -171,6 +242,49 @@ async def test_five_thousand_jobs_are_retried_in_the_background(
     assert [(one.user, one.action, one.target, one.count) for one in told] == [
         ("local", "retry", "failed: task:charge", 5000)
     ]
+
+
+async def test_viewer_without_payloads_does_not_see_what_operations_search_in_them(
+    database: str, db: asyncpg.Connection
+) -> None:
+    await add_many(db, 1001)
+    permissions: set[str] = {"view", "view_payload", "remove"}
+
+    def auth(_: Any) -> Access:
+        return Access(user="ann", permissions=frozenset(permissions))  # type: ignore[arg-type]
+
+    async with api(database, auth=auth) as found:
+        answer = await act(found, 202, action="remove", filter={"q": "declined"})
+        place = f"/api/v1/operations/{answer['operation']}"
+        pages = ("/operations", f"/operations/{answer['operation']}")
+
+        async def shown() -> list[str]:
+            whole = [(await found.get(place)).text, (await found.get("/api/v1/operations")).text]
+            return [
+                *whole,
+                *[(await found.get(page, headers={"Accept": "text/html"})).text for page in pages],
+            ]
+
+        assert all("declined" in text for text in await shown())
+        permissions.remove("view_payload")
+        for text in await shown():
+            assert "declined" not in text
+            assert "a filter that you may not see" in text
+        stopped = await found.post(f"{place}/stop")
+        assert stopped.json()["filter"] == "a filter that you may not see"
+
+
+async def test_log_of_a_change_stays_on_its_line(
+    database: str, db: asyncpg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = await add(db)
+    caplog.set_level("INFO", "graphile_worker")
+    async with api(database, auth=lambda _: Access(user="ann\nroot did remove")) as found:
+        await act(found, action="remove", ids=[str(job["id"])])
+        await found.post("/api/v1/jobs", json={"task": "a\nb"})
+    told = [one.getMessage() for one in caplog.records if one.getMessage().startswith("Dashboard:")]
+    assert len(told) == 2
+    assert not any("\n" in one for one in told)
 
 
 async def test_operation_stops_after_its_batch(database: str, db: asyncpg.Connection) -> None:
@@ -289,3 +403,50 @@ async def test_dashboard_that_is_closed_ends_its_operations_and_connections(
         return bool(await db.fetchval(name) == 0)
 
     await until(is_alone, "the connections are closed")
+
+
+async def test_changes_that_wait_for_a_lock_end_and_pages_stay_readable(
+    database: str, db: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graphile_worker.web.dashboard._LOCK_SECONDS", 0.2)
+    jobs = [await add(db) for _ in range(4)]
+    await lock(db, (await add(db))["id"], by="node-1")
+    removals: list[dict[str, Any]] = [{"action": "remove", "ids": [str(job["id"])]} for job in jobs]
+    async with api(database) as found:
+        async with db.transaction():
+            # Reading is possible, writing is not.
+            await db.execute("lock table graphile_worker._private_jobs in share mode")
+            changes = [asyncio.create_task(found.post(ACTIONS, json=one)) for one in removals]
+            changes += [
+                asyncio.create_task(found.post("/api/v1/jobs", json={"task": "hello"})),
+                asyncio.create_task(
+                    found.post("/api/v1/maintenance/unlock", json={"worker_ids": ["node-1"]})
+                ),
+            ]
+            assert (await found.get("/jobs", headers={"Accept": "text/html"})).status_code == 200
+            assert (await found.get("/api/v1/jobs")).status_code == 200
+            answers = await asyncio.gather(*changes)
+        for answer in answers:
+            assert (answer.status_code, answer.json()["code"]) == (503, "query_timeout")
+            assert "another transaction has a lock" in answer.json()["detail"]
+        assert (await act(found, **removals[0]))["changed"] == 1
+
+
+async def test_sweep_that_releases_nothing_is_stopped_if_it_takes_too_long(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def endless(*_: Any, **__: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(WorkerUtils, "sweep", endless)
+    monkeypatch.setattr("graphile_worker.web.operations._MAX_DRY_SWEEP", 0.01)
+    async with api(database) as found:
+        answer = await found.post("/api/v1/maintenance/sweep", json={"dry_run": True})
+        assert (answer.status_code, answer.json()["code"]) == (503, "query_timeout")
+
+
+async def test_doctor_that_takes_too_long_is_stopped(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphile_worker.web.data._DOCTOR_SECONDS", 0.0)
+    async with api(database) as found:
+        answer = await found.get("/api/v1/doctor")
+        assert (answer.status_code, answer.json()["code"]) == (503, "query_timeout")

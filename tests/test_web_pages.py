@@ -341,6 +341,32 @@ async def test_job_is_copied_into_the_add_form(site: httpx.AsyncClient, db: asyn
     assert '"to": "Ann"' in page.text
 
 
+async def test_redacted_payload_is_not_copied_into_the_add_form(
+    database: str, db: asyncpg.Connection
+) -> None:
+    job = await add(db, "mail", payload={"to": "Ann", "card": "4242"}, queue_name="q")
+    async with serving(App(dsn=database), redact=lambda _, payload: {**payload, "card": "xxxx"}) as site:
+        text = (await site.get(f"/jobs/{job['id']}")).text
+        assert "xxxx" in text
+        assert "/add?copy=" not in text
+        answer = await site.get(f"/add?copy={job['id']}")
+        assert "xxxx" not in answer.text
+        page = Page(answer.text)
+        assert page.fields["queue_name"] == ["q"]
+        assert "Payloads are redacted here, so it cannot be copied." in page.text
+
+
+async def test_long_error_is_cut_on_the_page_of_its_job(
+    site: httpx.AsyncClient, db: asyncpg.Connection
+) -> None:
+    [job] = await add_failed(db, "mail", "x" * 2_000_000)
+    answer = await site.get(f"/jobs/{job}")
+    assert answer.status_code == 200
+    assert 90_000 < len(answer.text) < 300_000
+    whole = (await site.get(f"/api/v1/jobs/{job}")).json()
+    assert len(whole["error"]) == 2_000_000
+
+
 async def test_theme_and_refresh_are_kept_in_cookies(site: httpx.AsyncClient) -> None:
     answer = await site.post("/preferences", data={"theme": "dark", "refresh": "15", "back": "/tasks"})
     assert (answer.status_code, answer.headers["location"]) == (303, "/tasks")

@@ -165,12 +165,13 @@ class BulkOperations:
         return found
 
     async def change(
-        self, change: Change, selection: JobFilter | Iterable[int]
+        self, change: Change, selection: JobFilter | Iterable[int], *, limit: int | None = None
     ) -> AsyncGenerator[BatchResult]:
         """Change all selected jobs, one batch per iteration.
 
         If the caller stops iterating, the batches so far are changed and the other jobs are not. Jobs that
-        are added meanwhile are not changed.
+        are added meanwhile are not changed. With `limit`, at most so many of the jobs that a filter selects
+        are changed, those with the lowest ids.
         """
         conditions = dict.fromkeys(change.conditions, True)
         if not isinstance(selection, JobFilter):
@@ -180,21 +181,23 @@ class BulkOperations:
                 yield batch._replace(seen=len(chunk))
             return
         highest_id = await self._session.call(lambda on: bulk_update.highest_id(on, self._schema))
-        after = -1
-        while True:
+        after, left = -1, limit
+        while left is None or left > 0:
             filters = {**selection.parameters(), **conditions, "after_id": after, "up_to_id": highest_id}
-            last, batch = await self._batch(change, filters)
+            last, batch = await self._batch(change, filters, BATCH if left is None else min(BATCH, left))
             if not batch.seen:
                 return
             yield batch
-            after = last
+            after, left = last, None if left is None else left - batch.seen
 
-    async def _batch(self, change: Change, filters: Mapping[str, object]) -> tuple[int, BatchResult]:
+    async def _batch(
+        self, change: Change, filters: Mapping[str, object], limit: int = BATCH
+    ) -> tuple[int, BatchResult]:
         schema = self._schema
         if change.name == "cancel":
             reason = str(change.arguments[0])
             seen, answers = await self._session.call(
-                lambda on: bulk_update.cancel_batch(on, schema, filters, reason, limit=BATCH)
+                lambda on: bulk_update.cancel_batch(on, schema, filters, reason, limit=limit)
             )
             requested = [one for one in answers.values() if one.answer == "requested"]
             locked_elsewhere = sum(not one.runs for one in requested)
@@ -203,7 +206,7 @@ class BulkOperations:
             )
         seen, changed, run = await self._session.call(
             lambda on: bulk_update.change_batch(
-                on, schema, change.name, filters, change.arguments, limit=BATCH
+                on, schema, change.name, filters, change.arguments, limit=limit
             )
         )
         return max(seen, default=0), BatchResult(len(seen), changed, run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hmac
 import ipaddress
 import secrets
@@ -113,6 +112,7 @@ class OneTimeLinks:
     """
 
     challenge = "Bearer"
+    accepts_bearer = False
 
     def __init__(self, access: Access, on_used: Callable[[str], object] | None = None) -> None:
         self.token = secrets.token_urlsafe(32)
@@ -167,6 +167,7 @@ class _BasicAuth:
     """Accepts names with passwords."""
 
     challenge = 'Basic realm="graphile-worker", charset="UTF-8"'
+    accepts_bearer = False
 
     def __init__(self, users: Mapping[str, str | tuple[str, Access]]) -> None:
         self._users = {
@@ -180,7 +181,7 @@ class _BasicAuth:
             return None
         try:
             name, _, password = base64.b64decode(encoded, validate=True).decode().partition(":")
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # not base64, or not UTF-8
             return None
         expected, access = self._users.get(name, ("", None))
         # Compared even if the name is unknown, so that the time does not tell which names exist.
@@ -215,6 +216,7 @@ class _ProxyAuth:
     """Accepts the name that a trusted proxy sends."""
 
     challenge = None
+    accepts_bearer = False
 
     def __init__(
         self, header: str, trusted: Iterable[str], access: Callable[[str], Access | None] | None
@@ -232,7 +234,7 @@ class _ProxyAuth:
     def _is_trusted(self, request: HTTPConnection) -> bool:
         host = "" if request.client is None else request.client.host
         try:
-            address = ipaddress.ip_address(host)
+            address = read_address(host)
         except ValueError:
             return False
         return any(address in network for network in self._networks)
@@ -269,6 +271,20 @@ def proxy_auth(
             "proxy_auth trusts no proxy. Pass trusted=, a list of addresses or networks."
         )
     return _ProxyAuth(header, networks, access)
+
+
+def read_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Return the address that a text stands for. A server that listens on ``::`` names IPv4 as IPv6.
+
+    Raises:
+        ValueError: It is not an address.
+
+    >>> read_address("::ffff:127.0.0.1")
+    IPv4Address('127.0.0.1')
+    """
+    address = ipaddress.ip_address(host)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
 
 
 def cookie_name(request: HTTPConnection) -> str:

@@ -25,12 +25,15 @@ _RETRY = 5.0
 _CHANNEL = "jobs:insert"
 MAX_VIEWERS = 200
 """Open streams of a process. Further browsers poll."""
+MAX_VIEWERS_OF_USER = 50
+"""Open streams of one user, so that others find a place. Users of one token count as one."""
 
 
 class Viewer:
     """A browser that listens, and what it has not been told yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, user: str) -> None:
+        self.user = user
         self._names: set[str] = set()
         self._woken = asyncio.Event()
 
@@ -72,15 +75,15 @@ class Broadcaster:
         for viewer in self._viewers:
             viewer.tell(set(names))
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no more viewers are accepted."""
-        return len(self._viewers) >= MAX_VIEWERS
+    def accepts(self, user: str) -> bool:
+        """Return whether one more viewer of this user is accepted."""
+        of_user = sum(viewer.user == user for viewer in self._viewers)
+        return len(self._viewers) < MAX_VIEWERS and of_user < MAX_VIEWERS_OF_USER
 
     @asynccontextmanager
-    async def viewer(self) -> AsyncIterator[Viewer]:
+    async def viewer(self, user: str = "") -> AsyncIterator[Viewer]:
         """Add a viewer for the duration of an ``async with`` block."""
-        viewer = Viewer()
+        viewer = Viewer(user)
         self._viewers.add(viewer)
         if not self._tasks:
             self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._tick())]

@@ -10,7 +10,8 @@ from urllib.parse import quote
 from graphile_worker._base.durations import seconds
 from graphile_worker._base.logs import library_logger as logger
 from graphile_worker._client.per_loop import DEFAULTS, PerLoopClients
-from graphile_worker.client import find_schema
+from graphile_worker._db.queries.web_writes import LimitedWrites
+from graphile_worker.client import WorkerUtils, find_schema
 from graphile_worker.errors import ConfigurationError, MissingExtraError
 
 try:
@@ -39,11 +40,14 @@ if TYPE_CHECKING:
 
     from graphile_worker._base.durations import Duration
     from graphile_worker.app import App
-    from graphile_worker.client import WorkerUtils
     from graphile_worker.web.auth import Access, Auth
 
 CONNECTIONS = 3
 """Connections of a dashboard for each schema, besides one that listens while a browser watches."""
+WRITE_CONNECTIONS = 2
+"""Further connections, opened when jobs are changed. Pages can be read while a change waits for a lock."""
+_WRITE_SECONDS = 30.0
+_LOCK_SECONDS = 2.0
 _STATIC = Path(__file__).parent / "static"
 _SCHEMAS = "/schemas/"
 
@@ -55,6 +59,8 @@ class Queue:
         self.schema = schema
         self._dashboard = dashboard
         self._clients: PerLoopClients | None = None
+        self._writers: PerLoopClients | None = None
+        self._writer: tuple[WorkerUtils, WorkerUtils] | None = None
         self.data = QueueData(self, dashboard.app, redact=dashboard.redact, timeout=dashboard.timeout)
         self.operations = Operations(self, dashboard.app, self.data, read_only=dashboard.read_only)
         self.broadcaster = Broadcaster(self)
@@ -63,31 +69,51 @@ class Queue:
     def utils(self) -> WorkerUtils:
         """The client of this event loop, with connections of its own."""
         if self._clients is None:  # not earlier, because app.configure may change the settings
-            settings = self._dashboard.app.settings
-            self._clients = PerLoopClients(
-                {
-                    **{name: settings[name] for name in DEFAULTS},
-                    "schema": self.schema,
-                    "max_pool_size": CONNECTIONS,
-                    "pool_timeout": self._dashboard.timeout,
-                }
-            )
+            self._clients = self._make_clients(CONNECTIONS, self._dashboard.timeout)
         return self._clients.utils
+
+    @property
+    def writer(self) -> WorkerUtils:
+        """The client of this event loop for changes, which must not wait long."""
+        if self._writers is None:
+            self._writers = self._make_clients(WRITE_CONNECTIONS, _WRITE_SECONDS)
+        base = self._writers.utils
+        if self._writer is None or self._writer[0] is not base:
+            settings = self._dashboard.app.settings
+            session = LimitedWrites(base._session, _WRITE_SECONDS, _LOCK_SECONDS)  # noqa: SLF001 - the library's own
+            limited = WorkerUtils._on_session(
+                session, use_local_time=settings["use_local_time"], middleware=settings["middleware"]
+            )
+            self._writer = base, limited
+        return self._writer[1]
+
+    def _make_clients(self, connections: int, timeout: float) -> PerLoopClients:
+        settings = self._dashboard.app.settings
+        return PerLoopClients(
+            {
+                **{name: settings[name] for name in DEFAULTS},
+                "schema": self.schema,
+                "max_pool_size": connections,
+                "pool_timeout": timeout,
+            }
+        )
 
     async def close(self) -> None:
         """Stop what runs in the background, and close the connections of this event loop."""
         await self.broadcaster.close()
         await self.operations.close()
         await self.data.close()
-        if self._clients is not None:
-            await self._clients.close()
+        for clients in (self._clients, self._writers):
+            if clients is not None:
+                await clients.close()
 
 
 class Dashboard:
     """The dashboard and the JSON API of an app's queue: an ASGI application, to mount or to serve.
 
-    Without `auth` it answers only requests from the machine that it runs on. The connections are its own, at
-    most four. They are closed when the event loop ends, or by `close`.
+    Without `auth` it answers only requests from the machine that it runs on. The connections are its own:
+    three, one while a browser watches, and two while it changes jobs. They are closed when the event loop
+    ends, or by `close`.
 
     Args:
         app: The app. Its connection settings, tasks and recurring tasks are used; the dashboard runs no jobs.
@@ -135,7 +161,14 @@ class Dashboard:
         self.read_only = read_only
         self.redact = redact
         self.timeout = seconds("query_timeout", query_timeout, "more than 0")
-        self.allowed_hosts = None if allowed_hosts is None else frozenset(allowed_hosts)
+        self.allowed_hosts = (
+            None if allowed_hosts is None else frozenset(map(_read_host, filter(None, allowed_hosts)))
+        )
+        if auth is None:
+            logger.warning(
+                "The dashboard has no auth=, so it answers every request from this machine, also those that "
+                "a proxy on it passes on without saying so. Pass Dashboard(app, auth=...)."
+            )
         main = find_schema(app.settings["schema"]).name
         names = dict.fromkeys([main, *(find_schema(name).name for name in schemas)])
         self._queues = {name: Queue(self, name) for name in names}
@@ -201,46 +234,53 @@ class Dashboard:
         root = scope.get("root_path", "").rstrip("/")
         # `root` is where the dashboard is, `link_root` where its pages are: below it for other schemas.
         state = {**scope.get("state", {}), "root": root, "link_root": quote(root), "dashboard": self}
+        state["access"] = None
         # Without the router of the program that mounts the dashboard, so that addresses are made by its own.
         inner = {**scope, "app": self, "root_path": root, "state": state}
         for name in ("router", "app_root_path", "endpoint", "path_params"):
             inner.pop(name, None)
         request = Request(inner, receive)
+        token = self._current.set(self._main)
         try:
             response = await self._admit(request, path)
             if response is None:
                 queue, inner["root_path"] = self._choose_queue(inner, path)
                 state["link_root"] = quote(inner["root_path"])
-                token = self._current.set(queue)
-                try:
-                    await self._site(inner, receive, guarded)
-                finally:
-                    self._current.reset(token)
+                self._current.set(queue)
+                await self._site(inner, receive, guarded)
                 return
         except Exception as error:
             if has_started:
                 raise
             response = await self._explain(request, error)
+        finally:
+            self._current.reset(token)
         await response(inner, receive, guarded)
 
     async def _admit(self, request: Request, path: str) -> Response | None:
         """Find out who the request is from; return a response if it goes no further."""
         security.check_host(request, self.allowed_hosts)
         if path.startswith("/static/"):  # the page that says how to sign in needs them too
-            request.scope["state"]["access"] = None
             return None
         if request.method == "GET" and (found := security.login_redirect(request, self.auth)) is not None:
-            target, cookie = found
-            headers = {}
-            if cookie:
-                headers["Set-Cookie"] = security.cookie_header(
-                    request, cookie, request.scope["state"]["root"]
-                )
-            return RedirectResponse(target, 303, headers)
-        security.check_origin(request, request.method)
+            return self._signed_in(request, path, *found)
+        security.check_origin(request, request.method, self.auth)
         access = await security.authenticate(request, self.auth)
         request.scope["state"]["access"] = self._limited(access)
         return None
+
+    def _signed_in(self, request: Request, path: str, target: str, cookie: str) -> Response:
+        from graphile_worker.web.pages.rendering import signed_in_page  # noqa: PLC0415 - it imports this module
+
+        response: Response
+        if security.wants_json(request.scope, path):
+            response = RedirectResponse(target, 303)
+        else:
+            response = signed_in_page(request, target)
+        if cookie:
+            root = request.scope["state"]["root"]
+            response.headers["Set-Cookie"] = security.cookie_header(request, cookie, root)
+        return response
 
     def _limited(self, access: Access) -> Access:
         return access.limited_to(READ_ONLY) if self.read_only else access
@@ -264,7 +304,7 @@ class Dashboard:
             logger.error("A request of the dashboard failed", exc_info=error)
         path = _path_in(request.scope)
         response = None
-        if not security.wants_json(request.scope, path) and "access" in request.scope["state"]:
+        if not security.wants_json(request.scope, path):
             response = await error_page(self, request, problem)
         if response is None:
             response = problem_response(problem)
@@ -283,6 +323,13 @@ class Dashboard:
             Mount("/static", StaticFiles(directory=_STATIC), name="static"),
         ]
         return Router(routes)
+
+
+def _read_host(name: str) -> str:
+    found = name if security.is_address(name) else security.host_name(name)
+    if not found:
+        raise ConfigurationError(f"Invalid host {name!r} in allowed_hosts: write for example queue.example.")
+    return found
 
 
 def _path_in(scope: Mapping[str, Any]) -> str:

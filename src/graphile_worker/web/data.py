@@ -70,6 +70,7 @@ _RECENT = 300
 _SAMPLES = 60
 _MIN_APART = 2.0
 _DOCTOR_AGE = 300.0
+_DOCTOR_SECONDS = 60.0
 _ACTIVITY_AGE = 2.0
 _AGE_PART = 3600.0
 """Statistics of a week may be older than those of an hour: by this part of the period."""
@@ -228,7 +229,8 @@ class QueueData(JobReader):
         )
         now = (await self.look()).look.at
         try:
-            declared = {item.identifier: item for item in self._app.cron_items}
+            is_of_app = self._queue.utils.schema == self._app.utils.schema
+            declared = {item.identifier: item for item in self._app.cron_items} if is_of_app else {}
         except (ConfigurationError, OSError) as error:
             declared = {}
             notices.append(f"The app's crontab cannot be read: {error}")
@@ -457,10 +459,19 @@ class QueueData(JobReader):
             )
         else:
             prepares = settings["prepared_statements"]
-            found = [
-                DoctorFinding(check=one.check, level=one.level.value, message=one.message, advice=one.advice)
-                async for one in examine(settings["dsn"], schema=self.schema, prepared_statements=prepares)
-            ]
+            checks = examine(settings["dsn"], schema=self.schema, prepared_statements=prepares)
+            try:
+                async with asyncio.timeout(_DOCTOR_SECONDS):
+                    found += [
+                        DoctorFinding(
+                            check=one.check, level=one.level.value, message=one.message, advice=one.advice
+                        )
+                        async for one in checks
+                    ]
+            except TimeoutError:
+                raise QueryTimeoutError(
+                    f"The doctor was stopped after {_DOCTOR_SECONDS:g} s. Run graphile-worker doctor."
+                ) from None
         found.sort(key=lambda finding: _LEVELS.index(finding.level))
         return DoctorReport(at=datetime.now(UTC), findings=found)
 

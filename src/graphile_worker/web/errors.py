@@ -68,6 +68,19 @@ class ChangedCountError(WebError):
         self.expected, self.found = expected, found
 
 
+class UnknownCountError(WebError):
+    """The jobs could not be counted in time, so their number cannot be compared with an expected one."""
+
+    status = HTTPStatus.CONFLICT
+    code = "count_unknown"
+
+    def __init__(self, expected: int) -> None:
+        super().__init__(
+            f"The jobs that match could not be counted in time, and {expected:,} were expected. Nothing was "
+            "changed. Use a filter that selects fewer jobs, or repeat the action without an expected count."
+        )
+
+
 class QueryTimeoutError(DatabaseError):
     """A query took longer than the dashboard allows."""
 

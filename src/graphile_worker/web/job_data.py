@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from graphile_worker._base.payload import as_one_line, encode_payload
-from graphile_worker._db.queries import web_reads
+from graphile_worker._db.queries import bulk_update, web_reads
 from graphile_worker.errors import InvalidJobError
 from graphile_worker.web.errors import QueryTimeoutError
 from graphile_worker.web.filters import FilterError, read_ids
@@ -197,6 +197,11 @@ class JobReader(Reader):
     async def find_changeable(self, ids: Sequence[int], change: Change) -> list[int]:
         """Return those of the ids to whose jobs a change applies."""
         return await self._ask(lambda utils: utils.many.find_changeable(ids, change))
+
+    async def ids_to_change(self, selected: Filter, change: Change, limit: int) -> list[int]:
+        """Return the lowest ids of jobs to which a change applies."""
+        filters = {**selected.parameters(), **dict.fromkeys(change.conditions, True), "first_jobs": limit}
+        return await self._query(partial(bulk_update.read_ids, filters=filters))
 
     async def estimate(self, selected: Filter) -> int:
         """Return the planner's estimate of how many jobs match."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +15,9 @@ from graphile_worker._base.logs import library_logger as logger
 from graphile_worker._base.payload import decode_payload
 from graphile_worker._client.administration import CleanupTask
 from graphile_worker._client.bulk import Change
-from graphile_worker.errors import GraphileWorkerError
+from graphile_worker._db.connection.error_mapping import is_timeout
+from graphile_worker._db.queries.web_writes import waited_for_lock
+from graphile_worker.errors import DatabaseError, GraphileWorkerError, PoolTimeoutError
 from graphile_worker.events.dashboard import DashboardAction
 from graphile_worker.job import SMALLINT, JobSpec, JobState, check_integer, read_instant
 from graphile_worker.web.auth import Permission
@@ -26,13 +28,14 @@ from graphile_worker.web.errors import (
     InvalidRequestError,
     NotFoundError,
     QueryTimeoutError,
+    UnknownCountError,
 )
 from graphile_worker.web.filters import Filter, format_filter, read_ids
 from graphile_worker.web.job_data import job_row
 from graphile_worker.web.models import ActionPreview, ActionResult, Count, JobRow, Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableSequence, Sequence
+    from collections.abc import Callable, Iterator, MutableSequence, Sequence
 
     from graphile_worker.app import App
     from graphile_worker.job import Job
@@ -58,14 +61,23 @@ _SAMPLE = 10
 _MAX_RUNNING = 4
 _MAX_KEPT = 50
 _MAX_REASON = 10_000
+_MAX_DRY_SWEEP = 60.0
+_HIDDEN = "a filter that you may not see"
 
 
 class _Progress:
     """An operation that runs, and whether it should stop."""
 
-    def __init__(self, operation: Operation) -> None:
+    def __init__(self, operation: Operation, *, names_payloads: bool) -> None:
         self.operation = operation
         self.is_stopped = False
+        self._names_payloads = names_payloads
+
+    def shown_to(self, access: Access) -> Operation:
+        """Return the operation, without the filter if it tells of payloads that the viewer may not see."""
+        if not self._names_payloads or access.allows(Permission.VIEW_PAYLOAD):
+            return self.operation
+        return msgspec.structs.replace(self.operation, filter=_HIDDEN)
 
     def update(self, **changes: Any) -> None:
         self.operation = msgspec.structs.replace(self.operation, **changes)
@@ -86,6 +98,7 @@ class Operations:
     Raises:
         ForbiddenError: The viewer may not do this, or the dashboard is read-only.
         ChangedCountError: `expected_count` is not the number of jobs that match now.
+        UnknownCountError: There is an `expected_count`, and the jobs could not be counted in time.
         InvalidJobError: An argument is invalid.
     """
 
@@ -135,7 +148,8 @@ class Operations:
             action: ``retry``, ``run_now``, ``reschedule``, ``cancel``, ``fail``, ``complete`` or ``remove``.
             selected: Which jobs.
             access: What the viewer may do.
-            expected_count: The number of jobs that the viewer has seen. If it has changed, no job is.
+            expected_count: The number of jobs that the viewer has seen. If it has changed, no job is. Jobs
+                that begin to match later do not raise the number of jobs that are changed.
             run_at: For ``reschedule``: ISO 8601 text with an offset.
             priority: For ``reschedule``.
             attempts: For ``reschedule``.
@@ -154,14 +168,18 @@ class Operations:
                     raise ChangedCountError(expected_count, len(found))
             return await self._act_now(action, change, ids, access, ", ".join(selected[:20]), len(ids))
         bounded, _ = await self._data.bound(selected, access)
-        count = await self._count(bounded, change, [])
-        if expected_count is not None and count.exact and count.value != expected_count:
+        target, few = _target(bounded), await self._find_few(bounded, change)
+        count = await self._count(bounded, change, []) if few is None else Count(value=len(few))
+        if expected_count is not None and not count.exact:
+            raise UnknownCountError(expected_count)
+        if expected_count is not None and count.value != expected_count:
             raise ChangedCountError(expected_count, count.value)
-        target = _target(bounded)
-        if count.exact and count.value <= MAX_IDS:
-            return await self._act_now(action, change, bounded, access, target, count.value)
-        progress = self._begin(action, target, access, count)
-        task = asyncio.create_task(self._run(progress, change, bounded))
+        if few is not None:
+            # With the filter too, because a job may no longer match when it is changed.
+            these = bounded.replace(ids=tuple(few))
+            return await self._act_now(action, change, these if few else few, access, target, len(few))
+        progress = self._begin(action, bounded, access, count)
+        task = asyncio.create_task(self._run(progress, change, bounded, expected_count))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return ActionResult(action=action, changed=0, operation=progress.operation.id)
@@ -173,7 +191,8 @@ class Operations:
             task: Identifier of the task. If the app has it, the payload is checked, and its options apply.
             payload: JSON text.
             access: What the viewer may do.
-            options: queue_name, run_at, max_attempts, job_key, job_key_mode, priority and flags.
+            options: queue_name, run_at, max_attempts, job_key, job_key_mode, priority and flags. A key needs
+                the permission to edit, unless the mode is ``unsafe_dedupe``.
         """
         self._require(access, Permission.ADD)
         if unknown := options.keys() - set(JOB_OPTIONS):
@@ -188,19 +207,34 @@ class Operations:
         spec = JobSpec(task, value, **given)
         if self._is_of_app() and task in self._app.tasks:
             spec = self._app._registry.specs.build(task, value, given)  # noqa: SLF001 - the library's own
-        job = await self._queue.utils.add_spec(spec)
+        if spec.job_key is not None and spec.job_key_mode != "unsafe_dedupe":
+            self._require_edit(access, spec.job_key)
+        with _limited():
+            job = await self._queue.writer.add_spec(spec)
         self._audit(access, "add", task, 1)
         return _row_of(job)
+
+    def _require_edit(self, access: Access, job_key: str) -> None:
+        # Whether there is such a job is not read first, because another one may be added at the same time.
+        if not access.allows(Permission.EDIT):
+            raise ForbiddenError(
+                f"{access.user} lacks the permission 'edit'. A job with the key {job_key[:80]!r} replaces "
+                "the waiting job with that key. Leave out the key, or pass job_key_mode unsafe_dedupe, which "
+                "changes no other job."
+            )
 
     async def run_cron(self, identifier: str, access: Access) -> JobRow:
         """Add the job of a recurring task now."""
         self._require(access, Permission.ADD)
-        item = next((one for one in self._app.cron_items if one.identifier == identifier), None)
+        declared = self._app.cron_items if self._is_of_app() else ()
+        item = next((one for one in declared if one.identifier == identifier), None)
         if item is None:
             raise NotFoundError(
-                f"This program does not declare the recurring task {identifier[:80]!r}, so it cannot run it."
+                f"This program does not declare the recurring task {identifier[:80]!r} for this schema, so "
+                "it cannot run it."
             )
-        job = await self._queue.utils.add_spec(item.job_at(datetime.now(UTC)))
+        with _limited():
+            job = await self._queue.writer.add_spec(item.job_at(datetime.now(UTC)))
         self._audit(access, "cron", identifier, 1)
         return _row_of(job)
 
@@ -217,28 +251,29 @@ class Operations:
             worker_ids: For ``unlock``.
         """
         self._require(access, Permission.MAINTAIN)
-        if what == "sweep":
-            result, target, count = await self._sweep(dry_run=dry_run)
-        elif what == "unlock":
-            result, target, count = await self._unlock(worker_ids, dry_run=dry_run)
-        elif what == "cleanup":
-            result, target, count = await self._clean_up(dry_run=dry_run)
-        else:
-            raise NotFoundError(
-                f"Unknown maintenance {what[:40]!r}: it must be one of {', '.join(MAINTENANCE)}."
-            )
+        with _limited():
+            if what == "sweep":
+                result, target, count = await self._sweep(dry_run=dry_run)
+            elif what == "unlock":
+                result, target, count = await self._unlock(worker_ids, dry_run=dry_run)
+            elif what == "cleanup":
+                result, target, count = await self._clean_up(dry_run=dry_run)
+            else:
+                raise NotFoundError(
+                    f"Unknown maintenance {what[:40]!r}: it must be one of {', '.join(MAINTENANCE)}."
+                )
         if not dry_run:
             self._audit(access, what, target, count)
         return result
 
-    def list(self) -> list[Operation]:
-        """Return the operations of this process, the newest first."""
-        return [progress.operation for progress in reversed(self._known.values())]
+    def list(self, access: Access) -> list[Operation]:
+        """Return the operations of this process as a viewer may see them, the newest first."""
+        return [progress.shown_to(access) for progress in reversed(self._known.values())]
 
-    def get(self, operation_id: str) -> Operation | None:
-        """Return an operation; None if this process does not know it."""
+    def get(self, operation_id: str, access: Access) -> Operation | None:
+        """Return an operation as a viewer may see it; None if this process does not know it."""
         progress = self._known.get(operation_id)
-        return None if progress is None else progress.operation
+        return None if progress is None else progress.shown_to(access)
 
     def stop(self, operation_id: str, access: Access) -> Operation | None:
         """Stop an operation after its current batch."""
@@ -247,7 +282,7 @@ class Operations:
             return None
         self._require(access, PERMISSIONS[progress.operation.action])
         progress.is_stopped = True
-        return progress.operation
+        return progress.shown_to(access)
 
     async def close(self) -> None:
         """Stop all operations. Jobs that were changed stay changed."""
@@ -294,6 +329,14 @@ class Operations:
             notices.append("The number of jobs is an estimate, because counting them took too long.")
             return Count(value=await self._data.estimate(selected), exact=False)
 
+    async def _find_few(self, selected: Filter, change: Change) -> Sequence[int] | None:
+        """Return the ids of the jobs to change; None if they are too many, or too slow to find."""
+        try:
+            found = await self._data.ids_to_change(selected, change, MAX_IDS + 1)
+        except QueryTimeoutError:
+            return None
+        return found if len(found) <= MAX_IDS else None
+
     async def _act_now(
         self,
         action: str,
@@ -305,10 +348,11 @@ class Operations:
     ) -> ActionResult:
         changed: list[int] = []
         requested = 0
-        async with aclosing(self._queue.utils.many.change(change, selected)) as batches:
-            async for batch in batches:
-                changed += batch.changed
-                requested += batch.requested
+        with _limited():
+            async with aclosing(self._queue.writer.many.change(change, selected)) as batches:
+                async for batch in batches:
+                    changed += batch.changed
+                    requested += batch.requested
         self._audit(access, action, target, len(changed))
         return ActionResult(
             action=action,
@@ -318,7 +362,7 @@ class Operations:
             ids=[str(one) for one in changed[:MAX_IDS]],
         )
 
-    def _begin(self, action: str, target: str, access: Access, count: Count) -> _Progress:
+    def _begin(self, action: str, selected: Filter, access: Access, count: Count) -> _Progress:
         running = [one for one in self._known.values() if one.operation.status == "running"]
         if len(running) >= _MAX_RUNNING:
             raise BusyError(f"{len(running)} operations are running. Wait for one of them, or stop it.")
@@ -328,7 +372,7 @@ class Operations:
         operation = Operation(
             id=secrets.token_hex(8),
             action=action,
-            filter=target,
+            filter=_target(selected),
             user=access.user,
             status="running",
             total=count,
@@ -337,27 +381,30 @@ class Operations:
             requested=0,
             started_at=datetime.now(UTC),
         )
-        progress = self._known[operation.id] = _Progress(operation)
+        progress = _Progress(operation, names_payloads=selected.reads_payloads)
+        self._known[operation.id] = progress
         return progress
 
-    async def _run(self, progress: _Progress, change: Change, selected: Filter) -> None:
-        """Change all jobs, batch by batch, each in a transaction of its own."""
+    async def _run(self, progress: _Progress, change: Change, selected: Filter, limit: int | None) -> None:
+        """Change all jobs, or as many as were expected, batch by batch, each in its own transaction."""
         status: Literal["done", "failed", "stopped"] = "stopped"
         error = None
         try:
-            async with aclosing(self._queue.utils.many.change(change, selected)) as batches:
-                async for batch in batches:
-                    done = progress.operation
-                    progress.update(
-                        seen=done.seen + batch.seen,
-                        changed=done.changed + len(batch.changed),
-                        requested=done.requested + batch.requested,
-                    )
-                    self._queue.broadcaster.tell("operations")
-                    if progress.is_stopped:
-                        break
-                else:
-                    status = "done"
+            changing = self._queue.writer.many.change(change, selected, limit=limit)
+            with _limited():
+                async with aclosing(changing) as batches:
+                    async for batch in batches:
+                        done = progress.operation
+                        progress.update(
+                            seen=done.seen + batch.seen,
+                            changed=done.changed + len(batch.changed),
+                            requested=done.requested + batch.requested,
+                        )
+                        self._queue.broadcaster.tell("operations")
+                        if progress.is_stopped:
+                            break
+                    else:
+                        status = "done"
         except GraphileWorkerError as failure:
             status, error = "failed", str(failure)
             logger.warning("An operation of the dashboard failed: %s", failure)
@@ -370,7 +417,9 @@ class Operations:
             self._audit_as(ended.user, ended.action, ended.filter, ended.changed)
 
     async def _sweep(self, *, dry_run: bool) -> tuple[dict[str, Any], str, int]:
-        found = await self._queue.utils.sweep(dry_run=dry_run)
+        # A sweep releases workers one by one, so only one that releases nothing may be stopped at any time.
+        async with asyncio.timeout(_MAX_DRY_SWEEP if dry_run else None):
+            found = await self._queue.writer.sweep(dry_run=dry_run)
         workers = [{"id": one.worker.id, "jobs": len(one.jobs), "queues": len(one.queues)} for one in found]
         names = ", ".join(str(one["id"]) for one in workers)
         return {"workers": workers}, names, sum(len(one.jobs) for one in found)
@@ -378,7 +427,7 @@ class Operations:
     async def _unlock(self, names: Sequence[str], *, dry_run: bool) -> tuple[dict[str, Any], str, int]:
         if not names or any(not name or "\0" in name for name in names):
             raise InvalidRequestError("unlock needs worker_ids, a list of names as in the column locked_by.")
-        known = {one.id: one for one in await self._queue.utils.workers(include_locks=False)}
+        known = {one.id: one for one in await self._queue.writer.workers(include_locks=False)}
         for name in names:
             if name in known and known[name].is_alive:
                 raise ForbiddenError(
@@ -386,14 +435,14 @@ class Operations:
                 )
         jobs, queues = await self._data.count_locks(names)
         if not dry_run:
-            await self._queue.utils.force_unlock_workers(names)
+            await self._queue.writer.force_unlock_workers(names)
         return {"jobs": jobs, "queues": queues}, ", ".join(names[:20]), jobs
 
     async def _clean_up(self, *, dry_run: bool) -> tuple[dict[str, Any], str, int]:
         if dry_run:
             queues = await self._data.count_unused_queues()
         else:
-            queues = (await self._queue.utils.cleanup([CleanupTask.GC_JOB_QUEUES])).queues
+            queues = (await self._queue.writer.cleanup([CleanupTask.GC_JOB_QUEUES])).queues
         return {"queues": queues}, "queues without jobs", queues
 
     def _is_of_app(self) -> bool:
@@ -405,10 +454,36 @@ class Operations:
     def _audit_as(self, user: str, action: str, target: str, count: int) -> None:
         self._data.outdate()
         self._queue.broadcaster.tell("jobs", "counts", "operations")
-        logger.info("Dashboard: %s did %s on %s (%d)", user, action, target[:200] or "all", count)
+        logger.info("Dashboard: %r did %s on %r (%d)", user, action, target[:200] or "all", count)
         self._app.events.emit(
             DashboardAction(user=user, action=action, schema=self._queue.schema, target=target, count=count)
         )
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Explain the limits of time that a change has.
+
+    Raises:
+        QueryTimeoutError: It took too long.
+    """
+    try:
+        yield
+    except TimeoutError as error:
+        raise QueryTimeoutError(
+            f"This was stopped after {_MAX_DRY_SWEEP:g} s. Nothing was changed. Use graphile-worker sweep."
+        ) from error
+    except PoolTimeoutError as error:
+        raise QueryTimeoutError("Other changes take too long. Wait until they are done.") from error
+    except DatabaseError as error:
+        if waited_for_lock(error.__cause__):
+            raise QueryTimeoutError(
+                "The change was stopped, because another transaction has a lock that it needs. Try again "
+                "when that transaction has ended."
+            ) from error
+        if is_timeout(error.__cause__):
+            raise QueryTimeoutError("The change was stopped, because it took too long.") from error
+        raise
 
 
 def _rescheduling(arguments: dict[str, Any]) -> Change:

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 
 from graphile_worker.errors import ConfigurationError
-from graphile_worker.web.auth import Access, cookie_name
+from graphile_worker.web.auth import Access, cookie_name, read_address
 from graphile_worker.web.errors import WebError
 
 if TYPE_CHECKING:
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-_FORWARDING = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+_FORWARDING = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' data:; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    # With no-referrer, browsers send forms over plain HTTP with "Origin: null".
+    "Referrer-Policy": "same-origin",
     "X-Frame-Options": "DENY",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -59,10 +60,7 @@ class WrongHostError(WebError):
 
 def host_of(connection: HTTPConnection) -> str:
     """Return the host that the request names, in lower case and without the port."""
-    try:
-        return urlsplit(f"//{connection.headers.get('host', '')}").hostname or ""
-    except ValueError:
-        return ""
+    return host_name(connection.headers.get("host", ""))
 
 
 def is_loopback(host: str) -> bool:
@@ -70,9 +68,23 @@ def is_loopback(host: str) -> bool:
     if host in _LOOPBACK_NAMES:
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return read_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_secure(connection: HTTPConnection) -> bool:
+    """Return whether the browser uses TLS. A client that lies about it only harms itself."""
+    forwarded = connection.headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower()
+    return connection.scope["scheme"] == "https" or forwarded == "https"
+
+
+def host_name(text: str) -> str:
+    """Return the host of a ``Host`` header, in lower case and without the port; empty if it is invalid."""
+    try:
+        return urlsplit(f"//{text}").hostname or ""
+    except ValueError:
+        return ""
 
 
 def is_address(host: str) -> bool:
@@ -99,7 +111,7 @@ def check_host(connection: HTTPConnection, allowed: Iterable[str] | None) -> Non
         )
 
 
-def check_origin(connection: HTTPConnection, method: str) -> None:
+def check_origin(connection: HTTPConnection, method: str, auth: Auth | None) -> None:
     """Refuse changes that another site's page has sent with the viewer's cookie or password.
 
     Raises:
@@ -109,8 +121,6 @@ def check_origin(connection: HTTPConnection, method: str) -> None:
         return
     headers = connection.headers
     is_bearer = headers.get("authorization", "").lower().startswith("bearer ")
-    if is_bearer and "cookie" not in headers:
-        return  # no browser sends a token by itself
     site = headers.get("sec-fetch-site")
     if site is not None:
         if site == "same-origin":
@@ -119,12 +129,20 @@ def check_origin(connection: HTTPConnection, method: str) -> None:
             "Another site's page has sent this request. Repeat the action on the dashboard itself."
         )
     origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc.lower() == headers.get("host", "").lower():
-        return
+    if origin is not None:
+        if origin.lower().partition("://")[2] == headers.get("host", "").lower():
+            return
+    elif is_bearer and _signs_in_by_bearer(auth) and "cookie" not in headers:
+        return  # no browser sends a token by itself, or a change without an Origin
     raise RefusedError(
         "It is not known which page has sent this request. Programs send 'Authorization: Bearer ...' and no "
         "cookie, or the header 'Sec-Fetch-Site: same-origin'."
     )
+
+
+def _signs_in_by_bearer(auth: Auth | None) -> bool:
+    """Return whether a bearer token can be what signs in; functions of the program may accept one."""
+    return auth is not None and getattr(auth, "accepts_bearer", True)
 
 
 async def authenticate(connection: HTTPConnection, auth: Auth | None) -> Access:
@@ -136,7 +154,9 @@ async def authenticate(connection: HTTPConnection, auth: Auth | None) -> Access:
     """
     if auth is None:
         client = "" if connection.client is None else connection.client.host
-        forwarded = any(name in connection.headers for name in _FORWARDING)
+        # By default, nginx tells that it forwards a request only by the version that it uses.
+        is_old = connection.scope.get("http_version") == "1.0"
+        forwarded = is_old or any(name in connection.headers for name in _FORWARDING)
         if is_loopback(client) and is_loopback(host_of(connection)) and not forwarded:
             return Access(user="local")
         raise RefusedError(
@@ -165,6 +185,10 @@ def guarding(send: Send, *, caches: bool) -> Send:
     async def guarded(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
+            if "://" in (place := headers.get("location", "")):
+                # The router redirects to the scheme that it sees, which is not the browser's behind a proxy.
+                parts = urlsplit(place)
+                headers["location"] = _on_this_host(parts.path, parts.query)
             for name, value in _HEADERS.items():
                 headers[name] = value
             headers["Cache-Control"] = "no-cache" if caches else "no-store"
@@ -180,9 +204,10 @@ def login_redirect(connection: HTTPConnection, auth: Auth | None) -> tuple[str, 
         NotAuthenticatedError: The token is wrong, or was used.
     """
     log_in = getattr(auth, "log_in", None)
-    if log_in is None or "token=" not in connection.url.query:
+    query = connection.scope["query_string"].decode("latin-1")
+    if log_in is None or "token=" not in query:
         return None
-    pairs = parse_qsl(connection.url.query, keep_blank_values=True)
+    pairs = parse_qsl(query, keep_blank_values=True)
     tokens = [value for name, value in pairs if name == "token"]
     if not tokens:
         return None
@@ -192,14 +217,17 @@ def login_redirect(connection: HTTPConnection, auth: Auth | None) -> tuple[str, 
             "This link was used before, or is wrong. The program prints the current one."
         )
     rest = urlencode([(name, value) for name, value in pairs if name != "token"])
-    path = quote(connection.scope["path"])
+    return _on_this_host(quote(connection.scope["path"]), rest), cookie or ""
+
+
+def _on_this_host(path: str, query: str) -> str:
     # Two slashes at the beginning would name another host.
-    return "/" + path.lstrip("/") + (f"?{rest}" if rest else ""), cookie or ""
+    return "/" + path.lstrip("/") + (f"?{query}" if query else "")
 
 
 def cookie_header(connection: HTTPConnection, value: str, path: str) -> str:
     """Return the Set-Cookie header of a session."""
-    secure = "; Secure" if connection.url.scheme == "https" else ""
+    secure = "; Secure" if is_secure(connection) else ""
     return f"{cookie_name(connection)}={value}; Path={quote(path) or '/'}; HttpOnly; SameSite=Strict{secure}"
 
 

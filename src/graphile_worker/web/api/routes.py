@@ -256,11 +256,11 @@ async def maintain(call: Call) -> dict[str, Any]:
 
 
 async def list_operations(call: Call) -> list[Operation]:
-    return call.operations.list()
+    return call.operations.list(call.access)
 
 
 async def get_operation(call: Call) -> Operation:
-    return _known(call, call.operations.get(call.path["id"]))
+    return _known(call, call.operations.get(call.path["id"], call.access))
 
 
 async def stop_operation(call: Call) -> Operation:
@@ -277,14 +277,15 @@ def _known(call: Call, operation: Operation | None) -> Operation:
 
 async def stream_changes(call: Call) -> StreamingResponse:
     broadcaster = call.dashboard.queue.broadcaster
-    if broadcaster.is_full:
+    user = call.access.user
+    if not broadcaster.accepts(user):
         raise BusyError("Too many browsers listen to this process.")
     headers = {"X-Accel-Buffering": "no"}  # nginx would hold the events back
-    return StreamingResponse(_changes(broadcaster), headers=headers, media_type="text/event-stream")
+    return StreamingResponse(_changes(broadcaster, user), headers=headers, media_type="text/event-stream")
 
 
-async def _changes(broadcaster: Broadcaster) -> AsyncIterator[str]:
-    async with broadcaster.viewer() as viewer:
+async def _changes(broadcaster: Broadcaster, user: str) -> AsyncIterator[str]:
+    async with broadcaster.viewer(user) as viewer:
         async for text in viewer.changes():
             yield text
 
@@ -421,7 +422,10 @@ def api_routes(dashboard: Dashboard) -> list[Route]:
         async def answer(request: Request) -> Response:
             return await endpoint.call(dashboard, request)
 
-        return Route(PREFIX + endpoint.path, answer, methods=[endpoint.method])
+        made = Route(PREFIX + endpoint.path, answer, methods=[endpoint.method])
+        if endpoint.run is stream_changes:
+            made.methods = {endpoint.method}  # not HEAD, because the answer would not end
+        return made
 
     async def describe(request: Request) -> Response:
         return json_response(openapi.describe(ENDPOINTS, request.state.link_root))

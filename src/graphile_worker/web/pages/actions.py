@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from graphile_worker.errors import InvalidJobError
-from graphile_worker.web.errors import ChangedCountError, WebError
+from graphile_worker.web.errors import ChangedCountError, UnknownCountError, WebError
 from graphile_worker.web.filters import FilterError, format_filter
 from graphile_worker.web.pages.forms import read_form, read_number, read_text, read_time
 from graphile_worker.web.pages.jobs import ACTION_PERMISSIONS, ACTION_TEXTS, read_selection
@@ -121,16 +121,15 @@ async def act_on_jobs(pages: Renderer, request: Request) -> Response:
     access, links = access_of(request), Links(request)
     form = await read_form(request)
     action = _read_action(form)
-    expected = str(form.get("expected_count") or "")
     try:
         result = await pages.dashboard.operations.act(
             action,
             _select(form, access),
             access,
-            expected_count=int(expected) if expected.isascii() and expected.isdigit() else None,
+            expected_count=read_number(form, "expected_count"),
             **_read_options(action, form),
         )
-    except ChangedCountError as error:
+    except (ChangedCountError, UnknownCountError) as error:
         return await _ask(pages, request, form, problem=str(error), status=HTTPStatus.CONFLICT)
     except FilterError:
         raise
@@ -157,13 +156,13 @@ def _read_options(action: str, form: Form) -> dict[str, Any]:
 
 async def list_operations(pages: Renderer, request: Request) -> Response:
     """Answer ``/operations``."""
-    found = pages.dashboard.operations.list()
+    found = pages.dashboard.operations.list(access_of(request))
     return await pages.page(request, "operations.html", current="operations", operations=found)
 
 
 async def show_operation(pages: Renderer, request: Request) -> Response:
     """Answer ``/operations/{id}``."""
-    found = pages.dashboard.operations.get(request.path_params["id"])
+    found = pages.dashboard.operations.get(request.path_params["id"], access_of(request))
     if found is None:
         return await pages.problem(
             request,

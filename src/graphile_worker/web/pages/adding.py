@@ -31,23 +31,34 @@ async def show_add(pages: Renderer, request: Request) -> Response:
     form = dict.fromkeys(_FIELDS, "")
     form["payload"] = "{}"
     form["task"] = request.query_params.get("task", "")[:128]
+    note = ""
     copy = request.query_params.get("copy", "")[:19]
     if copy:
         job = await pages.dashboard.data.job(copy, access)
         if job is not None:
+            is_redacted = pages.dashboard.redact is not None
+            if is_redacted or job.payload is None:
+                note = "Payloads are redacted here" if is_redacted else "The payload of this job is not shown"
+                note += ", so it cannot be copied. Write it anew."
             form |= {
                 "task": job.task,
                 "queue_name": job.queue or "",
-                "payload": "{}" if job.payload is None else formatting.raw_json(job.payload),
+                "payload": "{}" if note or job.payload is None else formatting.raw_json(job.payload),
                 "priority": str(job.priority or ""),
                 "max_attempts": str(job.max_attempts or ""),
                 "flags": " ".join(job.flags),
             }
-    return await _show_form(pages, request, form, copy=copy)
+    return await _show_form(pages, request, form, copy=copy, note=note)
 
 
 async def _show_form(
-    pages: Renderer, request: Request, form: Mapping[str, str], *, copy: str = "", error: str = ""
+    pages: Renderer,
+    request: Request,
+    form: Mapping[str, str],
+    *,
+    copy: str = "",
+    error: str = "",
+    note: str = "",
 ) -> Response:
     names = [row.task for row in (await pages.dashboard.data.tasks()).items][:500]
     return await pages.page(
@@ -59,6 +70,7 @@ async def _show_form(
         tasks=names,
         copy=copy,
         error=error,
+        note=note,
         back_url=Links(request).to(f"/jobs/{copy}" if copy else "/jobs"),
     )
 

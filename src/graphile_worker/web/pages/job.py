@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from graphile_worker.web.models import JobDetail
+    from graphile_worker.web.models import Attempt, JobDetail
     from graphile_worker.web.pages.rendering import Renderer
 
+T = TypeVar("T", "JobDetail", "Attempt")
+_ERRORS = ("error", "traceback")
 _MOST_SHOWN = 100_000
 """Characters of a payload that are shown as a tree; of a larger one the beginning is shown as text."""
 
@@ -44,6 +46,7 @@ async def show_job(pages: Renderer, request: Request) -> Response:
             f"There is no job {formatting.shorten(identifier, 40)}, and the history has no attempt of it. "
             "It was completed or removed."
         )
+    job = _shorten_errors(job)
     size = 0 if job.payload is None else len(bytes(job.payload))
     is_large = size > _MOST_SHOWN
     values: dict[str, Any] = {
@@ -69,8 +72,20 @@ async def show_job(pages: Renderer, request: Request) -> Response:
         if job.exists and job.state in {"ready", "scheduled", "retrying", "running", "failed"}
         else [],
         similar=job.fingerprint,
+        # What is redacted would be added as it is shown.
+        may_copy=job.payload is not None and pages.dashboard.redact is None,
         **values,
     )
+
+
+def _shorten_errors(job: JobDetail) -> JobDetail:
+    """Return the job with no error or traceback that is too long for a page."""
+
+    def shorten(one: T) -> T:
+        texts = {name: formatting.shorten(getattr(one, name) or "", _MOST_SHOWN) for name in _ERRORS}
+        return msgspec.structs.replace(one, **{name: text or None for name, text in texts.items()})
+
+    return msgspec.structs.replace(shorten(job), history=[shorten(one) for one in job.history])
 
 
 def _find_way(job: JobDetail) -> list[Step]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from graphile_worker.web.pages.formatting import count
 from graphile_worker.web.pages.links import Links, cookie_path, redirect
+from graphile_worker.web.security import is_secure
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -60,7 +61,7 @@ def redirect_with_notice(
         path=cookie_path(request),
         httponly=True,
         samesite="strict",
-        secure=request.url.scheme == "https",
+        secure=is_secure(request),
     )
     return response
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from graphile_worker.web.pages.forms import read_form
 from graphile_worker.web.pages.links import Links, cookie_path, redirect
 from graphile_worker.web.pages.rendering import REFRESHES, THEMES
+from graphile_worker.web.security import is_secure
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -30,6 +31,6 @@ async def set_preferences(_pages: Renderer, request: Request) -> Response:
                 path=cookie_path(request),
                 httponly=True,
                 samesite="lax",
-                secure=request.url.scheme == "https",
+                secure=is_secure(request),
             )
     return response

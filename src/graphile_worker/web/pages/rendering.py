@@ -150,8 +150,8 @@ class Renderer:
             return link.to(path, **query)
 
         here = quote(request.scope["path"].removeprefix(request.scope["root_path"])) or "/"
-        if request.url.query:
-            here += f"?{request.url.query}"
+        if query := request.scope["query_string"].decode("latin-1"):  # request.url fails on odd hosts
+            here += f"?{query}"
         return {
             "url": url,
             "asset": lambda name: asset(request, name),
@@ -268,6 +268,20 @@ async def error_page(dashboard: Dashboard, request: Request, problem: Problem) -
     text = (
         make_environment()
         .get_template("stranger.html")
-        .render(problem=problem, asset=lambda name: asset(request, name))
+        .render(problem=problem, asset=lambda name: asset(request, name), target=None)
     )
     return HTMLResponse(encode(text), problem.status)
+
+
+def signed_in_page(request: Request, target: str) -> Response:
+    """Render a page that opens another one at once.
+
+    A browser that came from another site's link does not send the new cookie after a redirect, because the
+    whole navigation then counts as that site's. It does after this page.
+    """
+    text = (
+        make_environment()
+        .get_template("stranger.html")
+        .render(problem=None, asset=lambda name: asset(request, name), target=target)
+    )
+    return HTMLResponse(encode(text))
