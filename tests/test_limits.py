@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import asyncpg
@@ -93,6 +94,13 @@ async def set_limit(db: asyncpg.Connection, concurrency: int | None) -> None:
 
 async def add_jobs(db: asyncpg.Connection, number: int, *tasks: str, **options: Any) -> list[int]:
     return [(await add(db, task, **options))["id"] for _ in range(number) for task in tasks or ("task",)]
+
+
+async def wait_longer_than_any_mark_counts(db: asyncpg.Connection) -> None:
+    """Make the time long ago at which a worker found no room."""
+    await db.execute(
+        "update graphile_worker._private_python_limits set wanted_at = wanted_at - interval '1 hour'"
+    )
 
 
 class TestShares:
@@ -201,22 +209,79 @@ class TestShares:
         limit = Limit("stripe", 2)
         one, two = (LimitedWorker(on, name, limit) for on, name in zip(connections, "ab", strict=False))
         heard: list[object] = []
-        await add_jobs(db, 2)
+        await add_jobs(db, 1)
         await one.claim()
         await db.add_listener("jobs:insert", lambda *message: heard.append(message))
         await one.end(1)
+        await db.execute("select 1")
         assert heard == [], "no worker waits"
         await add_jobs(db, 4, "second")
-        await one.claim()
+        await one.claim(2)
         assert await two.claim() == []
+        await wait_longer_than_any_mark_counts(db)
         heard.clear()
-        await one.end(1)
+        await one.end(1, wanted=0)
 
         async def has_heard() -> bool:
             await db.execute("select 1")
             return bool(heard)
 
         await until(has_heard, "the notification arrives")
+
+    @pytest.mark.parametrize("options", [{}, {"flags": ["x"]}, {"queue_name": "q"}], ids=str)
+    async def test_due_job_is_found_behind_jobs_of_better_priority_that_are_due_later(
+        self, db: asyncpg.Connection, connections: list[asyncpg.Connection], options: dict[str, Any]
+    ) -> None:
+        worker = LimitedWorker(connections[0], "a", Limit("stripe", 3))
+        [due] = await add_jobs(db, 1, priority=5, **options)
+        await add_jobs(db, 10, priority=0, run_at=datetime.now(UTC) + timedelta(days=7), **options)
+        assert await worker.claim() == [due]
+
+    @pytest.mark.parametrize("options", [{}, {"flags": ["x"]}, {"queue_name": "q"}], ids=str)
+    async def test_worker_without_a_share_learns_when_the_next_job_is_due(
+        self, db: asyncpg.Connection, connections: list[asyncpg.Connection], options: dict[str, Any]
+    ) -> None:
+        worker = LimitedWorker(connections[0], "a", Limit("stripe", 3))
+        due = datetime.now(UTC) + timedelta(minutes=3)
+        await add_jobs(db, 1, run_at=due + timedelta(hours=1), **options)
+        await add_jobs(db, 1, priority=3, run_at=due, **options)
+        assert (await worker.exchange()).next_due == due
+
+    @pytest.mark.parametrize("reason", ["queue", "flags", "left out", "room"])
+    async def test_worker_that_can_run_no_due_job_takes_no_room_from_others(
+        self, db: asyncpg.Connection, connections: list[asyncpg.Connection], reason: str
+    ) -> None:
+        limit = Limit("stripe", 1)
+        one, two = (LimitedWorker(on, name, limit) for on, name in zip(connections, "ab", strict=False))
+        options = {"queue": {"queue_name": "q"}, "flags": {"flags": ["x"]}}.get(reason, {})
+        jobs = await add_jobs(db, 2, **options)
+        requests: dict[str, dict[str, Any]] = {
+            "queue": {},
+            "flags": {"forbidden_flags": ["x"]},
+            "left out": {"left_out": jobs},
+            "room": {"rooms": {"task": 0}},
+        }
+        assert await one.claim() == jobs[:1]
+        assert await two.claim(**requests[reason]) == []
+        marks = "select wanted_at from graphile_worker._private_python_limits"
+        assert await db.fetchval(marks) is None
+        assert await one.end() == jobs[1:]
+
+    async def test_jobs_in_very_many_locked_queues_hide_no_other_job(
+        self, db: asyncpg.Connection, connections: list[asyncpg.Connection]
+    ) -> None:
+        worker = LimitedWorker(connections[0], "a", Limit("stripe", 1))
+        await add_jobs(db, 1, queue_name="locked")
+        await add_jobs(db, 1, queue_name="free")
+        await db.execute("""
+            update graphile_worker._private_job_queues set locked_at = now(), locked_by = 'other'
+            where queue_name = 'locked'""")
+        await db.execute("""
+            insert into graphile_worker._private_jobs (task_id, job_queue_id, payload, run_at)
+            select task_id, job_queue_id, '{}', run_at - interval '1 hour'
+            from (select * from graphile_worker._private_jobs order by id limit 1) as job
+            cross join generate_series(1, 1100)""")
+        assert len(await worker.claim()) == 1
 
     async def test_idle_exchange_writes_nothing(self, connections: list[asyncpg.Connection]) -> None:
         worker = LimitedWorker(connections[0], "a", Limit("stripe", 2))
