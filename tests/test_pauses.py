@@ -326,7 +326,6 @@ class TestQueues:
         assert await resuming
         assert await locked(db) == []
 
-
     async def test_queue_is_released_if_its_pause_expired_and_node_did_not_see_its_lock_come_back(
         self, database: str, db: asyncpg.Connection, utils: WorkerUtils
     ) -> None:
@@ -356,9 +355,7 @@ class TestQueues:
         await utils.pause(queue="q", until=timedelta(milliseconds=1))
 
         async def is_over() -> bool:
-            return bool(
-                await db.fetchval("select until < now() from graphile_worker._private_python_pauses")
-            )
+            return bool(await db.fetchval("select until < now() from graphile_worker._private_python_pauses"))
 
         await until(is_over, "the pause is over")
         async with db.transaction():
