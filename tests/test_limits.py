@@ -253,8 +253,8 @@ class TestShares:
     ) -> None:
         limit = Limit("stripe", 1)
         one, two = (LimitedWorker(on, name, limit) for on, name in zip(connections, "ab", strict=False))
-        options = {"queue": {"queue_name": "q"}, "flags": {"flags": ["x"]}}.get(reason, {})
-        jobs = await add_jobs(db, 2, **options)
+        options: dict[str, dict[str, Any]] = {"queue": {"queue_name": "q"}, "flags": {"flags": ["x"]}}
+        jobs = await add_jobs(db, 2, **options.get(reason, {}))
         requests: dict[str, dict[str, Any]] = {
             "queue": {},
             "flags": {"forbidden_flags": ["x"]},
@@ -629,7 +629,9 @@ class TestWorkers:
                 create sequence public.calls;
                 create function refuse() returns trigger language plpgsql as $$
                 begin
-                  if nextval('public.calls') = 1 then raise 'refused' using errcode = 'check_violation'; end if;
+                  if nextval('public.calls') = 1 then
+                    raise 'refused' using errcode = 'check_violation';
+                  end if;
                   return old;
                 end $$;
                 create trigger refuse before delete on graphile_worker._private_jobs

@@ -333,7 +333,7 @@ class TestQueues:
         job = await add(db, queue_name="q")
         await node.claim()
         await utils.pause(queue="q", until=timedelta(milliseconds=300))
-        # As if a statement of Node, which began before the end, deleted the job and did not see the queue's new lock.
+        # As if a statement of Node, which began earlier, deleted the job and did not see the queue's lock.
         await db.execute("""
             create function end_job() returns trigger language plpgsql as $$
             begin

@@ -96,17 +96,15 @@ class Pauses(Service):
         self._due = monotonic() + min([delay, *ends])
 
     async def _settle(self, held: Iterable[tuple[str, str]]) -> None:
-        """Release the queues later whose locks Node or Rust workers have got back, if no job of them runs."""
+        """Release the queues whose locks Node or Rust workers have got back, unless a job of them runs."""
+        await asyncio.gather(*(self._settle_queue(queue, worker) for queue, worker in held))
+
+    async def _settle_queue(self, queue: str, worker: str) -> None:
         schema, call = self._session.schema, self._session.call
-        locks = []
-        for queue, worker in held:
-            locked_at = await call(lambda on, lock=(queue, worker): queries.read_lock(on, schema, *lock))
-            if locked_at is not None:
-                locks.append((queue, worker, locked_at))
-        if locks:
+        locked_at = await call(lambda on: queries.read_lock(on, schema, queue, worker))
+        if locked_at is not None:
             await asyncio.sleep(queries.LATE_STATEMENT)
-        for lock in locks:
-            await call(lambda on, lock=lock: queries.release_idle_queue(on, schema, *lock))
+            await call(lambda on: queries.release_idle_queue(on, schema, queue, worker, locked_at))
 
     def _obey(self, found: list[ActivePause]) -> None:
         tasks = {pause.name for pause in found if pause.kind == "task"} & self._tasks

@@ -623,9 +623,9 @@ begin
         -- each task until one has such a job, as the search for jobs does. It reads at most 1,000 jobs of a level that
         -- are forbidden or in locked queues: there may be another one behind them.
         with recursive visited (task_id, jobs, priority, is_due, next_due) as (
-          select given.id, kind.jobs, -32769, false, null::timestamptz
+          select given.id, item.jobs, -32769, false, null::timestamptz
           from unnest(all_tasks, task_rooms, task_limits) as given (id, room, limit_place)
-          cross join (values ('plain'), ('with flags'), ('with queue')) as kind (jobs)
+          cross join (values ('plain'), ('with flags'), ('with queue')) as item (jobs)
           where given.limit_place = place and coalesce(given.room, 1) > 0
           union all
           select visited.task_id, visited.jobs, next_level.priority::integer, next_level.is_due, next_level.next_due
