@@ -576,10 +576,14 @@ begin
           cross join lateral (
             select first.priority,
               exists (
-                select from "graphile_worker"._private_jobs as job
-                where job.is_available and job.job_queue_id is null and job.flags is null
-                  and job.task_id = visited.task_id and job.priority = first.priority and job.run_at <= as_of
-                  and (left_out is null or job.id <> all (left_out))
+                select
+                from (
+                  select from "graphile_worker"._private_jobs as job
+                  where job.is_available and job.job_queue_id is null and job.flags is null
+                    and job.task_id = visited.task_id and job.priority = first.priority and job.run_at <= as_of
+                    and (left_out is null or job.id <> all (left_out))
+                  order by job.run_at, job.id limit 1
+                ) as job
               ) as is_due,
               (
                 select job.run_at from "graphile_worker"._private_jobs as job
@@ -643,8 +647,8 @@ begin
                   and (left_out is null or job.id <> all (left_out))
                   and exists (
                     select from "graphile_worker"._private_job_queues as queue
-                    where queue.id = job.job_queue_id and (queue.is_available or queue.id = any (released))
-                    offset 0
+                    where queue.id = any (array[job.job_queue_id])
+                      and (queue.is_available or queue.id = any (released))
                   )
                 )
               ),
