@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import asyncpg
 import pytest
 
-from graphile_worker import App, ConfigurationError, Limit, RunSummary, WorkerUtils, run
+from graphile_worker import App, ConfigurationError, JobContext, Limit, RunSummary, WorkerUtils, run
 from graphile_worker._db.queries.exchange import ClaimedJob
-from graphile_worker._db.queries.limits import LimitCounts, register_limits
+from graphile_worker._db.queries.limits import LimitCounts, end_lost_shares, end_shares, register_limits
 from graphile_worker._db.sql_files import Schema, read_script
 from graphile_worker._worker.claiming.named_limits import NamedLimits
 from graphile_worker.doctor import Level, examine
@@ -49,7 +50,7 @@ class LimitedWorker:
     ) -> ExchangeReply:
         if not self.limits.ids:
             connection = self.exchanges.connection
-            self.limits.ids = await register_limits(connection, SCHEMA, self.limits.by_task)
+            self.limits.ids = (await register_limits(connection, SCHEMA, self.limits.by_task)).ids
         recorded = [result.held for result in results]
         counts = self.limits.count(self.held, recorded if not self.exchanges.careful else ())
         reply = await self.exchanges.exchange(results, wanted, limits=counts, **request)
@@ -93,6 +94,13 @@ async def set_limit(db: asyncpg.Connection, concurrency: int | None) -> None:
 
 async def add_jobs(db: asyncpg.Connection, number: int, *tasks: str, **options: Any) -> list[int]:
     return [(await add(db, task, **options))["id"] for _ in range(number) for task in tasks or ("task",)]
+
+
+async def wait_longer_than_any_mark_counts(db: asyncpg.Connection) -> None:
+    """Make the time long ago at which a worker found no room."""
+    await db.execute(
+        "update graphile_worker._private_python_limits set wanted_at = wanted_at - interval '1 hour'"
+    )
 
 
 class TestShares:
@@ -201,22 +209,79 @@ class TestShares:
         limit = Limit("stripe", 2)
         one, two = (LimitedWorker(on, name, limit) for on, name in zip(connections, "ab", strict=False))
         heard: list[object] = []
-        await add_jobs(db, 2)
+        await add_jobs(db, 1)
         await one.claim()
         await db.add_listener("jobs:insert", lambda *message: heard.append(message))
         await one.end(1)
+        await db.execute("select 1")
         assert heard == [], "no worker waits"
         await add_jobs(db, 4, "second")
-        await one.claim()
+        await one.claim(2)
         assert await two.claim() == []
+        await wait_longer_than_any_mark_counts(db)
         heard.clear()
-        await one.end(1)
+        await one.end(1, wanted=0)
 
         async def has_heard() -> bool:
             await db.execute("select 1")
             return bool(heard)
 
         await until(has_heard, "the notification arrives")
+
+    @pytest.mark.parametrize("options", [{}, {"flags": ["x"]}, {"queue_name": "q"}], ids=str)
+    async def test_due_job_is_found_behind_jobs_of_better_priority_that_are_due_later(
+        self, db: asyncpg.Connection, connections: list[asyncpg.Connection], options: dict[str, Any]
+    ) -> None:
+        worker = LimitedWorker(connections[0], "a", Limit("stripe", 3))
+        [due] = await add_jobs(db, 1, priority=5, **options)
+        await add_jobs(db, 10, priority=0, run_at=datetime.now(UTC) + timedelta(days=7), **options)
+        assert await worker.claim() == [due]
+
+    @pytest.mark.parametrize("options", [{}, {"flags": ["x"]}, {"queue_name": "q"}], ids=str)
+    async def test_worker_without_a_share_learns_when_the_next_job_is_due(
+        self, db: asyncpg.Connection, connections: list[asyncpg.Connection], options: dict[str, Any]
+    ) -> None:
+        worker = LimitedWorker(connections[0], "a", Limit("stripe", 3))
+        due = datetime.now(UTC) + timedelta(minutes=3)
+        await add_jobs(db, 1, run_at=due + timedelta(hours=1), **options)
+        await add_jobs(db, 1, priority=3, run_at=due, **options)
+        assert (await worker.exchange()).next_due == due
+
+    @pytest.mark.parametrize("reason", ["queue", "flags", "left out", "room"])
+    async def test_worker_that_can_run_no_due_job_takes_no_room_from_others(
+        self, db: asyncpg.Connection, connections: list[asyncpg.Connection], reason: str
+    ) -> None:
+        limit = Limit("stripe", 1)
+        one, two = (LimitedWorker(on, name, limit) for on, name in zip(connections, "ab", strict=False))
+        options: dict[str, dict[str, Any]] = {"queue": {"queue_name": "q"}, "flags": {"flags": ["x"]}}
+        jobs = await add_jobs(db, 2, **options.get(reason, {}))
+        requests: dict[str, dict[str, Any]] = {
+            "queue": {},
+            "flags": {"forbidden_flags": ["x"]},
+            "left out": {"left_out": jobs},
+            "room": {"rooms": {"task": 0}},
+        }
+        assert await one.claim() == jobs[:1]
+        assert await two.claim(**requests[reason]) == []
+        marks = "select wanted_at from graphile_worker._private_python_limits"
+        assert await db.fetchval(marks) is None
+        assert await one.end() == jobs[1:]
+
+    async def test_jobs_in_very_many_locked_queues_hide_no_other_job(
+        self, db: asyncpg.Connection, connections: list[asyncpg.Connection]
+    ) -> None:
+        worker = LimitedWorker(connections[0], "a", Limit("stripe", 1))
+        await add_jobs(db, 1, queue_name="locked")
+        await add_jobs(db, 1, queue_name="free")
+        await db.execute("""
+            update graphile_worker._private_job_queues set locked_at = now(), locked_by = 'other'
+            where queue_name = 'locked'""")
+        await db.execute("""
+            insert into graphile_worker._private_jobs (task_id, job_queue_id, payload, run_at)
+            select task_id, job_queue_id, '{}', run_at - interval '1 hour'
+            from (select * from graphile_worker._private_jobs order by id limit 1) as job
+            cross join generate_series(1, 1100)""")
+        assert len(await worker.claim()) == 1
 
     async def test_idle_exchange_writes_nothing(self, connections: list[asyncpg.Connection]) -> None:
         worker = LimitedWorker(connections[0], "a", Limit("stripe", 2))
@@ -537,6 +602,136 @@ class TestWorkers:
             gate.open()
         assert await count(db) == 0
         await app.close()
+
+    @pytest.mark.parametrize("ending", ["its own transaction", "an exchange job by job"])
+    async def test_stopping_worker_gives_the_share_of_an_ended_job_up_while_another_one_runs(
+        self, database: str, db: asyncpg.Connection, ending: str
+    ) -> None:
+        app, gate, ends = App(dsn=database), Gate(), asyncio.Event()
+        is_own = ending == "its own transaction"
+
+        @app.task(limit=Limit("stripe", 3))
+        async def charge(ctx: JobContext, number: int) -> None:
+            if number == 1:
+                await gate(number)
+            else:
+                gate.started.append(number)
+                await ends.wait()
+                if is_own:
+                    async with ctx.transaction():
+                        pass
+
+        for number in (1, 2, 3):
+            await charge.enqueue(number=number)
+        if not is_own:
+            # The server refuses the first exchange that records a job, so the worker repeats it job by job.
+            await db.execute("""
+                create sequence public.calls;
+                create function refuse() returns trigger language plpgsql as $$
+                begin
+                  if nextval('public.calls') = 1 then
+                    raise 'refused' using errcode = 'check_violation';
+                  end if;
+                  return old;
+                end $$;
+                create trigger refuse before delete on graphile_worker._private_jobs
+                for each row execute function refuse()""")
+        async with app.running(concurrency=5) as runner:
+
+            async def have_started() -> bool:
+                return len(gate.started) == 3
+
+            await until(have_started, "the jobs have started")
+            stopping = asyncio.create_task(runner.stop())
+            ends.set()
+
+            async def is_given_up() -> bool:
+                return await count(db) == 1 and list((await shares(db)).values()) == [1]
+
+            await until(is_given_up, "the share is given up")
+            gate.open()
+            await stopping
+        await app.close()
+
+    async def test_share_of_a_worker_that_lost_its_connection_when_it_stopped_is_removed(
+        self, db: asyncpg.Connection, connections: list[asyncpg.Connection]
+    ) -> None:
+        limit = Limit("stripe", 1)
+        gone, other = (LimitedWorker(on, name, limit) for on, name in zip(connections, "ab", strict=False))
+        jobs = await add_jobs(db, 2)
+        await gone.claim()
+        heard: list[object] = []
+        await db.add_listener("jobs:insert", lambda *message: heard.append(message))
+        await end_lost_shares(connections[2], SCHEMA)
+        assert await shares(db) == {"a": 1}, "its job is still locked"
+        await db.execute("delete from graphile_worker._private_jobs where id = $1", jobs[0])
+        assert await other.claim() == []
+        await end_lost_shares(connections[2], SCHEMA)
+        assert await other.claim() == jobs[1:]
+
+        async def has_heard() -> bool:
+            await db.execute("select 1")
+            return bool(heard)
+
+        await until(has_heard, "waiting workers are notified")
+
+    async def test_waiting_workers_are_notified_when_a_worker_leaves_with_a_share(
+        self, db: asyncpg.Connection, connections: list[asyncpg.Connection]
+    ) -> None:
+        worker = LimitedWorker(connections[0], "a", Limit("stripe", 1))
+        await add_jobs(db, 1)
+        await worker.claim()
+        heard: list[object] = []
+        await db.add_listener("jobs:insert", lambda *message: heard.append(message))
+        await end_shares(connections[2], SCHEMA, "a")
+
+        async def has_heard() -> bool:
+            await db.execute("select 1")
+            return bool(heard)
+
+        await until(has_heard, "waiting workers are notified")
+
+
+class TestRegistration:
+    async def test_worker_that_connects_again_does_not_restore_an_older_value(
+        self, database: str, db: asyncpg.Connection
+    ) -> None:
+        app = App(dsn=database)
+
+        @app.task(limit=Limit("stripe", 10))
+        async def charge() -> None: ...
+
+        limits = "select concurrency from graphile_worker._private_python_limits"
+        async with app.running(poll_interval=0.05):
+            assert await db.fetchval(limits) == 10
+            await register_limits(db, SCHEMA, {"charge": Limit("stripe", 2)})
+            generations = "select max(generation) from graphile_worker._private_python_sessions"
+            before = await db.fetchval(generations)
+            await db.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() "
+                "and pid <> pg_backend_pid()"
+            )
+
+            async def is_back() -> bool:
+                return bool((await db.fetchval(generations) or 0) > before)
+
+            await until(is_back, "the worker has connected again")
+            assert await db.fetchval(limits) == 2
+        await app.close()
+
+    async def test_locked_limit_does_not_delay_a_worker_that_connects(
+        self, db: asyncpg.Connection, connections: list[asyncpg.Connection]
+    ) -> None:
+        limits = {"task": Limit("stripe", 3)}
+        await register_limits(db, SCHEMA, limits)
+        changed = {"task": Limit("stripe", 4)}
+        async with db.transaction():
+            await db.execute("select from graphile_worker._private_python_limits for update")
+            registered = await register_limits(connections[0], SCHEMA, changed)
+            assert (list(registered.ids), registered.is_declared) == (["stripe"], False)
+        registered = await register_limits(connections[0], SCHEMA, changed)
+        assert registered.is_declared
+        assert await db.fetchval("select concurrency from graphile_worker._private_python_limits") == 4
 
 
 class TestDeclarations:

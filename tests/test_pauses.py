@@ -20,6 +20,7 @@ from graphile_worker import (
     run_once,
 )
 from graphile_worker._db.queries import exchange as database
+from graphile_worker._db.queries.pauses import end_expired
 from graphile_worker._db.queries.workers import unlock_stale
 from graphile_worker._db.sql_files import Schema, read_script
 from graphile_worker.doctor import Level, examine
@@ -324,6 +325,48 @@ class TestQueues:
         await db.execute("delete from graphile_worker._private_jobs where id = $1", job["id"])
         assert await resuming
         assert await locked(db) == []
+
+    async def test_queue_is_released_if_its_pause_expired_and_node_did_not_see_its_lock_come_back(
+        self, database: str, db: asyncpg.Connection, utils: WorkerUtils
+    ) -> None:
+        node = ExchangeWorker(db, "pool-1")
+        job = await add(db, queue_name="q")
+        await node.claim()
+        await utils.pause(queue="q", until=timedelta(milliseconds=300))
+        # As if a statement of Node, which began earlier, deleted the job and did not see the queue's lock.
+        await db.execute("""
+            create function end_job() returns trigger language plpgsql as $$
+            begin
+              delete from graphile_worker._private_jobs where job_queue_id = new.id;
+              return null;
+            end $$;
+            create trigger end_job after update on graphile_worker._private_job_queues
+            for each row when (new.locked_by = 'pool-1') execute function end_job()""")
+        async with running({"other": nothing}, database, poll_interval=3600):
+
+            async def is_free() -> bool:
+                return await get(db, job["id"]) is None and await locked(db) == []
+
+            await until(is_free, "the queue is released")
+
+    async def test_end_of_an_expired_pause_does_not_wait_for_the_row_of_its_queue(
+        self, db: asyncpg.Connection, utils: WorkerUtils, other: asyncpg.Connection
+    ) -> None:
+        await utils.pause(queue="q", until=timedelta(milliseconds=1))
+
+        async def is_over() -> bool:
+            return bool(await db.fetchval("select until < now() from graphile_worker._private_python_pauses"))
+
+        await until(is_over, "the pause is over")
+        async with db.transaction():
+            await db.execute("select from graphile_worker._private_job_queues for update")
+            await other.execute("set lock_timeout = 1000")
+            assert await end_expired(other, SCHEMA) == []
+            assert (await lock_of_queue(other))[0] == PAUSED
+            assert await other.fetchval("select count(*) from graphile_worker._private_python_pauses") == 1
+        await end_expired(other, SCHEMA)
+        assert await locked(db) == []
+        assert await utils.pauses() == []
 
 
 async def _resume_during_an_exchange(

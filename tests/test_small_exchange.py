@@ -200,6 +200,27 @@ async def test_exchanges_do_not_read_row_versions_of_heartbeats(
     await snapshot.rollback()
 
 
+async def test_lost_job_is_looked_up_by_its_id_although_statistics_say_that_there_are_no_jobs(
+    db: asyncpg.Connection, worker: ExchangeWorker
+) -> None:
+    await exchange(worker)
+    fill = """
+        insert into graphile_worker._private_jobs (task_id, payload)
+        select id, '{}' from graphile_worker._private_tasks, generate_series(1, 3000)"""
+    await db.execute(fill)
+    await db.execute("delete from graphile_worker._private_jobs where id < 3000")
+    await db.execute("vacuum analyze graphile_worker._private_jobs")
+    await db.execute(fill)
+    statement = statements_for(SCHEMA, "small_exchange.sql")["complete"]
+    lost = ([5, 6], [datetime.now(UTC)] * 2)
+    for _ in range(2):  # The first call reads the catalog.
+        text = await worker.connection.fetchval(
+            f"explain (analyze, buffers, format json) {statement}", "worker", 1, *lost
+        )
+    top = json.loads(text)[0]["Plan"]
+    assert top["Shared Hit Blocks"] + top["Shared Read Blocks"] < 30
+
+
 async def stale_session_changes_nothing(db: asyncpg.Connection, worker: ExchangeWorker) -> bool:
     held = await add_and_claim(db, worker)
     pending = await add(db)

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 _MAX_NAME_LENGTH = 128
 _MAX_REASON_LENGTH = 1000
-_PYTHON_WORKER = "python-"
-_LATE_STATEMENT = 0.5
-"""Seconds within which a statement of a Node or Rust worker ends that was under way."""
 
 
 class PauseOperations:
@@ -124,7 +121,7 @@ class PauseOperations:
             lambda: queries.resuming(schema, kind, name),
             self._checked(connection),
         )
-        if connection is None and holder and not holder.startswith(_PYTHON_WORKER):
+        if connection is None and holder and not holder.startswith(queries.PYTHON_WORKER):
             await self._settle(name, holder)
         return holder is not None
 
@@ -146,7 +143,7 @@ class PauseOperations:
         schema, call = self._session.schema, self._session.call
         locked_at = await call(lambda on: queries.read_lock(on, schema, queue, holder))
         if locked_at is not None:
-            await asyncio.sleep(_LATE_STATEMENT)
+            await asyncio.sleep(queries.LATE_STATEMENT)
             await call(lambda on: queries.release_idle_queue(on, schema, queue, holder, locked_at))
 
     def _checked(self, connection: AnyConnection | None) -> CheckedConnection | None:

@@ -329,7 +329,10 @@ class Worker(Service):
                 self._emit_claim_error(outage)
             raise
         request = await self._plan_claim()
-        return self._begin_exchange(request) if self._results or request.wanted else None
+        # A job that its own transaction completed needs no exchange, but leaves its share of a limit.
+        if self._results or request.wanted or self._limits.has_spare_share(self._claimed.all):
+            return self._begin_exchange(request)
+        return None
 
     def _begin_exchange(self, request: ClaimRequest) -> PendingExchange:
         request, careful = self._refusals.prepare(request, retries=self._results.retries)
@@ -402,6 +405,10 @@ class Worker(Service):
             self._lease_state.exchanged(exchange.lease_time)
         self._clock.observe(reply.now)
         self._log_unclaimable(self._refusals.record_answer(exchange.request, reply))
+        if exchange.request.limits is not None:
+            counted = [] if exchange.careful else [result.held for result in exchange.results]
+            busy = [held for held in counted if held.claim in reply.busy]
+            self._limits.record(exchange.request.limits, [*reply.claimed, *busy])
         if exchange.results and self._claimed.settle(exchange.results, reply):
             self._refusals.be_careful()
         if exchange.request.wanted:
@@ -424,6 +431,8 @@ class Worker(Service):
 
     def _handle_no_answer(self, exchange: PendingExchange, error: BaseException) -> None:
         unknown = not isinstance(error, OutageError) or error.unknown
+        if unknown:
+            self._limits.forget()
         self._results.put_back(exchange.results, perhaps_recorded=unknown)
         if exchange.request.wanted:
             self._claims_unknown = self._claims_unknown or unknown
@@ -519,7 +528,7 @@ class Worker(Service):
 
     def _delay(self) -> float | None:
         """Return the seconds until the next tick, unless the worker is woken earlier."""
-        if self._results or self._sent_ahead:
+        if self._results or self._sent_ahead or self._limits.has_spare_share(self._claimed.all):
             return 0.0
         now = monotonic()
         delays = [_MAINTENANCE_INTERVAL]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from graphile_worker.limits import Limit
 
 _FILE = "limits.sql"
+_TRIES = 10
+_PAUSE = 0.05
+"""Seconds between two tries to write a limit whose row another transaction has locked."""
 
 
 class LimitCounts(NamedTuple):
@@ -45,10 +49,27 @@ def as_arguments(
     )
 
 
+class RegisteredLimits(NamedTuple):
+    """What `register_limits` has done."""
+
+    ids: dict[str, int]
+    """The ids of the limits, by name."""
+    is_declared: bool
+    """Whether the database has what the code declares."""
+
+
 async def register_limits(
-    connection: Connection, schema: Schema, limits: Mapping[str, Limit]
-) -> dict[str, int]:
-    """Write what the code declares, by task, and return the ids of the limits by name."""
+    connection: Connection, schema: Schema, limits: Mapping[str, Limit], *, declare: bool = True
+) -> RegisteredLimits:
+    """Add the limits of tasks that the database does not have.
+
+    Args:
+        connection: The connection to use.
+        schema: The schema.
+        limits: The limit of each task.
+        declare: Whether to write what the code declares of limits that exist. This waits only briefly for
+            a row that another transaction has locked.
+    """
     statements = statements_for(schema, _FILE)
     concurrency: dict[str, int] = {}
     tasks: defaultdict[str, list[str]] = defaultdict(list)
@@ -56,14 +77,31 @@ async def register_limits(
         concurrency[limit.name] = limit.concurrency
         tasks[limit.name].append(task)
     names = list(concurrency)
-    texts = [msgspec.json.encode(tasks[name]).decode() for name in names]
-    await connection.execute(statements["register_limits"], names, list(concurrency.values()), texts)
-    return {row["name"]: row["id"] for row in await connection.fetch(statements["read_limit_ids"], names)}
+    values = (
+        names,
+        list(concurrency.values()),
+        [msgspec.json.encode(tasks[name]).decode() for name in names],
+    )
+    await connection.execute(statements["add_limits"], *values)
+    is_declared = False
+    if declare:
+        for _ in range(_TRIES):
+            is_declared = await connection.fetchval(statements["declare_limits"], *values) == 0
+            if is_declared:
+                break
+            await asyncio.sleep(_PAUSE)
+    rows = await connection.fetch(statements["read_limit_ids"], names)
+    return RegisteredLimits({row["name"]: row["id"] for row in rows}, is_declared)
 
 
 async def end_shares(connection: Connection, schema: Schema, worker_id: str) -> None:
     """Remove the shares of a worker that holds no jobs."""
     await connection.execute(statements_for(schema, _FILE)["end_shares"], worker_id)
+
+
+async def end_lost_shares(connection: Connection, schema: Schema) -> None:
+    """Remove the shares of workers that are gone, hold no jobs and were not swept."""
+    await connection.execute(statements_for(schema, _FILE)["end_lost_shares"])
 
 
 def listing_limits(schema: Schema) -> Operation[list[LimitState]]:

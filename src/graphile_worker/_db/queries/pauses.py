@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 CHANNEL = "_private_python_pause"
 """The channel that announces changes of pauses. The payload is empty."""
+PYTHON_WORKER = "python-"
+"""How the ids of Python workers begin."""
+LATE_STATEMENT = 0.5
+"""Seconds within which a statement of a Node or Rust worker ends that was under way when a pause ended."""
 _FILE = "pauses.sql"
 _TIMES = ("paused_at", "until")
 
@@ -91,12 +95,18 @@ async def release_idle_queue(
 
 
 async def read_pauses(connection: Connection, schema: Schema) -> list[ActivePause]:
-    """Return the pauses that workers obey now, and end those that are over."""
+    """Return the pauses that are stored, with those that are over."""
     statements = statements_for(schema, _FILE)
-    found = [ActivePause(*row) for row in await connection.fetch(statements["read_pauses"])]
-    if any(pause.seconds is not None and pause.seconds <= 0 for pause in found):
-        await connection.execute(statements["end_expired"])
-    return [pause for pause in found if pause.seconds is None or pause.seconds > 0]
+    return [ActivePause(*row) for row in await connection.fetch(statements["read_pauses"])]
+
+
+async def end_expired(connection: Connection, schema: Schema) -> list[tuple[str, str]]:
+    """End the pauses that are over.
+
+    Returns the queues whose locks were given back to Node or Rust workers, with these workers.
+    """
+    rows = await connection.fetch(statements_for(schema, _FILE)["end_expired"])
+    return [(row["name"], row["holder"]) for row in rows if not row["holder"].startswith(PYTHON_WORKER)]
 
 
 def _call(schema: Schema, name: str, document: object) -> Call:

@@ -3,31 +3,66 @@
 -- name: input
 cast(cast({parameter} as pg_catalog.text) as pg_catalog.json)
 
--- name: register_limits
--- Writes only what has changed. Removes the shares of workers that are gone and were not swept.
-with gone as (
-  delete from {schema}._private_python_shares as share
-  where not exists (select from {schema}._private_workers as worker where worker.id = share.worker_id)
-    and not exists (select from {schema}._private_jobs as job where job.locked_by = share.worker_id)
+-- name: declare_limits
+-- Writes only what has changed, and leaves rows alone that other transactions have locked. Returns how many limits could
+-- not be written.
+with given as materialized (
+  select given.name, given.concurrency, array(select json_array_elements_text(given.tasks::json)) as tasks
+  from unnest($1::text[], $2::integer[], $3::text[]) as given (name, concurrency, tasks)
+), changed as materialized (
+  select given.*
+  from given
+  join {schema}._private_python_limits as known on known.name = given.name
+  where not (known.concurrency is not distinct from given.concurrency and known.tasks @> given.tasks)
+), locked as materialized (
+  select known.id, known.name from {schema}._private_python_limits as known
+  where known.name in (select changed.name from changed)
+  order by known.name
+  for update skip locked
+), updated as (
+  update {schema}._private_python_limits as known
+  set concurrency = changed.concurrency,
+    tasks = array(select distinct name from unnest(known.tasks || changed.tasks) as task (name) order by name)
+  from locked
+  join changed on changed.name = locked.name
+  where known.id = locked.id
 )
+select (select count(*) from changed) - (select count(*) from locked);
+
+-- name: add_limits
+-- Adds those that are missing.
 insert into {schema}._private_python_limits as known (name, concurrency, tasks)
 select given.name, given.concurrency, array(select json_array_elements_text(given.tasks::json))
 from unnest($1::text[], $2::integer[], $3::text[]) as given (name, concurrency, tasks)
-where not exists (
-  select from {schema}._private_python_limits as same
-  where same.name = given.name and same.concurrency = given.concurrency
-    and same.tasks @> array(select json_array_elements_text(given.tasks::json))
-)
+where not exists (select from {schema}._private_python_limits as same where same.name = given.name)
 order by given.name
-on conflict (name) do update set
-  concurrency = excluded.concurrency,
-  tasks = array(select distinct name from unnest(known.tasks || excluded.tasks) as task (name) order by name);
+on conflict (name) do nothing;
 
 -- name: read_limit_ids
 select name, id from {schema}._private_python_limits where name = any ($1::text[]);
 
 -- name: end_shares
-delete from {schema}._private_python_shares where worker_id = $1;
+-- Other workers may wait for the room.
+with ended as (
+  delete from {schema}._private_python_shares where worker_id = $1 returning held
+)
+select pg_notify('jobs:insert', json_build_object('r', random())::text)
+from ended having coalesce(sum(ended.held), 0) > 0;
+
+-- name: end_lost_shares
+-- The shares of workers that are gone and were not swept, for example because they lost the connection when they stopped.
+with ended as (
+  delete from {schema}._private_python_shares as share
+  where (share.limit_id, share.worker_id) in (
+    select known.limit_id, known.worker_id from {schema}._private_python_shares as known
+    where not exists (select from {schema}._private_workers as worker where worker.id = known.worker_id)
+      and not exists (select from {schema}._private_jobs as job where job.locked_by = known.worker_id)
+    for update skip locked
+  )
+  returning held
+)
+select pg_notify('jobs:insert', json_build_object('r', random())::text)
+from ended having coalesce(sum(ended.held), 0) > 0;
 
 -- name: reads_limits
 select coalesce(pg_catalog.has_table_privilege(

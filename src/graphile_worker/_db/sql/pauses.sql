@@ -64,6 +64,12 @@ select kind, name, reason, paused_by, extract(epoch from until - clock_timestamp
 from {schema}._private_python_pauses;
 
 -- name: end_expired
-select {schema}._private_python_resume(expired.kind, expired.name, true)
-from {schema}._private_python_pauses as expired
-where expired.until <= clock_timestamp();
+-- The queues whose locks were given back to workers that still run a job of them.
+select ended.name, ended.holder
+from (
+  select expired.name, {schema}._private_python_resume(expired.kind, expired.name, true) as holder
+  from {schema}._private_python_pauses as expired
+  where expired.until <= clock_timestamp()
+  offset 0
+) as ended
+where ended.holder <> '';

@@ -57,7 +57,7 @@ select
 from unnest($3::bigint[], $4::timestamptz[]) as given (id, locked_at)
 left join lateral (
   select job.id from {schema}._private_jobs as job
-  where job.id = given.id and job.locked_by = $1 and job.locked_at = given.locked_at
+  where job.id = any (array[given.id]) and job.locked_by = $1 and job.locked_at = given.locked_at
 ) as held on true
 where (select count(*) from deleted) < cardinality($3::bigint[])
   and (given.id, given.locked_at) not in (select deleted.id, deleted.locked_at from deleted);

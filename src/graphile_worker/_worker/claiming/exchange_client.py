@@ -24,7 +24,7 @@ from graphile_worker._db.connection.error_mapping import (
 )
 from graphile_worker._db.connection.session_settings import own_transaction
 from graphile_worker._db.queries import exchange as database
-from graphile_worker._db.queries.limits import end_shares, register_limits
+from graphile_worker._db.queries.limits import end_lost_shares, end_shares, register_limits
 from graphile_worker._db.queries.small_exchange import is_small, prepare_small, small_exchange
 from graphile_worker._db.queries.workers import hold_session
 from graphile_worker._worker.claiming.outage import OutageError
@@ -97,6 +97,7 @@ class ExchangeClient:
         self._worker_id = worker_id
         self._identifiers = list(identifiers)
         self._limits = limits
+        self._declares_limits = True  # only once: a newer release may have declared another value since
         self._tasks: dict[int, str] = {}
         self._connection: Connection | None = None
         self._backend: Backend | None = None
@@ -125,7 +126,7 @@ class ExchangeClient:
                 self._backend = await database.identify_backend(connection, schema)
                 self._tasks = await database.register_tasks(connection, schema, self._identifiers)
                 if self._limits:
-                    self._limits.ids = await register_limits(connection, schema, self._limits.by_task)
+                    await self._register_limits(connection)
                 self.holds_session = self._backend is not None and await hold_session(
                     connection, schema, self._worker_id
                 )
@@ -224,13 +225,27 @@ class ExchangeClient:
     async def refresh_tasks(self) -> bool:
         """Read the task ids again, because a cleanup may have removed a task that was added again later.
 
-        Returns whether they have changed.
+        Returns whether they have changed. This also keeps the limits of tasks in order.
         """
         before = self._tasks
+        if self._limits:
+            await self._request(self._maintain_limits)
         self._tasks = await self._request(
             lambda on: database.register_tasks(on, self._session.schema, self._identifiers)
         )
         return self._tasks != before
+
+    async def _register_limits(self, connection: Connection) -> None:
+        registered = await register_limits(
+            connection, self._session.schema, self._limits.by_task, declare=self._declares_limits
+        )
+        self._limits.ids = registered.ids
+        self._declares_limits = self._declares_limits and not registered.is_declared
+
+    async def _maintain_limits(self, connection: Connection) -> None:
+        if self._declares_limits:
+            await self._register_limits(connection)
+        await end_lost_shares(connection, self._session.schema)
 
     async def unlock_queues(self, queues: Mapping[int, datetime]) -> set[int]:
         """Release queues without a claimed job. Returns those that are still locked."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from graphile_worker._base.durations import format_duration
-from graphile_worker._db.queries.pauses import read_pauses
+from graphile_worker._db.queries import pauses as queries
 from graphile_worker._worker.service import Service
 from graphile_worker.errors import DatabaseError
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Iterable
 
     from graphile_worker._base.logs import ScopedLogger
@@ -82,12 +82,29 @@ class Pauses(Service):
 
     async def poll(self) -> None:
         """Read the pauses, obey them, and compute when to read again."""
+        schema = self._session.schema
         async with self._turn:
-            found = await self._session.call(lambda on: read_pauses(on, self._session.schema))
+            stored = await self._session.call(lambda on: queries.read_pauses(on, schema))
+            found = [pause for pause in stored if pause.seconds is None or pause.seconds > 0]
+            held = []
+            if len(found) < len(stored):
+                held = await self._session.call(lambda on: queries.end_expired(on, schema))
         self._obey(found)
+        await self._settle(held)
         delay = _IDLE_INTERVAL if self._is_notified() else self._poll_interval
         ends = [pause.seconds for pause in found if pause.seconds is not None]
         self._due = monotonic() + min([delay, *ends])
+
+    async def _settle(self, held: Iterable[tuple[str, str]]) -> None:
+        """Release the queues whose locks Node or Rust workers have got back, unless a job of them runs."""
+        await asyncio.gather(*(self._settle_queue(queue, worker) for queue, worker in held))
+
+    async def _settle_queue(self, queue: str, worker: str) -> None:
+        schema, call = self._session.schema, self._session.call
+        locked_at = await call(lambda on: queries.read_lock(on, schema, queue, worker))
+        if locked_at is not None:
+            await asyncio.sleep(queries.LATE_STATEMENT)
+            await call(lambda on: queries.release_idle_queue(on, schema, queue, worker, locked_at))
 
     def _obey(self, found: list[ActivePause]) -> None:
         tasks = {pause.name for pause in found if pause.kind == "task"} & self._tasks

@@ -240,6 +240,8 @@ declare
   claimed_task integer;
   place integer;
   share integer;
+  former_shares integer[];        -- limit_shares before this call
+  is_wanted boolean;              -- whether a job is due that the worker could run
   is_short boolean;               -- whether another call had locked a limit's row
   is_trimmed boolean;
 begin
@@ -605,43 +607,135 @@ begin
             coalesce(sum(known.held) filter (where known.worker_id = worker), 0)::integer as own
           from {schema}._private_python_shares as known where known.limit_id = any (array[given.id])
         ) as shared;
+      former_shares := limit_shares;
       for place in 1 .. cardinality(limit_ids) loop
         -- If the limit was lowered, shares of ended jobs are given up until the sum fits.
         limit_rooms[place] := least(startable, greatest(
           0, limit_shares[place] - job_counts[place] - greatest(0, limit_totals[place] - limit_sizes[place])
         ));
+        limit_wishes[place] := least(missing, startable) - limit_rooms[place];
         if limit_starves[place] and limit_totals[place] >= limit_sizes[place] then
           limit_rooms[place] := 0;
-          limit_wishes[place] := 0;
-          continue;
+          limit_wishes[place] := least(missing, 1);
         end if;
-        limit_wishes[place] := least(missing, startable) - limit_rooms[place];
-        -- Only if a job is due, because an idle worker must not write. A few jobs of each kind are enough: the worker
-        -- looks again when it polls.
-        if limit_wishes[place] > 0 and not exists (
-          select
-          from unnest(all_tasks, task_limits) as task (id, limit_place)
+        continue when limit_wishes[place] <= 0;
+        -- Only if the worker could run a job that is due, because an idle worker must not write, and other workers must
+        -- not give shares up in vain. A share that is 0 also hides jobs that are due later. So this visits the levels of
+        -- each task until one has such a job, as the search for jobs does. It reads at most 1,000 jobs of a level that
+        -- are forbidden or in locked queues: there may be another one behind them.
+        with recursive visited (task_id, jobs, priority, is_due, next_due) as (
+          select given.id, item.jobs, -32769, false, null::timestamptz
+          from unnest(all_tasks, task_rooms, task_limits) as given (id, room, limit_place)
+          cross join (values ('plain'), ('with flags'), ('with queue')) as item (jobs)
+          where given.limit_place = place and coalesce(given.room, 1) > 0
+          union all
+          select visited.task_id, visited.jobs, next_level.priority::integer, next_level.is_due, next_level.next_due
+          from visited
           cross join lateral (
-            (
-              select job.run_at from {schema}._private_jobs as job
-              where job.is_available and job.job_queue_id is null and job.flags is null and job.task_id = task.id
-              order by job.priority, job.run_at, job.id limit 10
-            )
+            select first.priority,
+              exists (
+                select
+                from (
+                  select from {schema}._private_jobs as job
+                  where job.is_available and job.job_queue_id is null and job.flags is null
+                    and job.task_id = visited.task_id and job.priority = first.priority and job.run_at <= as_of
+                    and (left_out is null or job.id <> all (left_out))
+                  order by job.run_at, job.id limit 1
+                ) as job
+              ) as is_due,
+              (
+                select job.run_at from {schema}._private_jobs as job
+                where job.is_available and job.job_queue_id is null and job.flags is null
+                  and job.task_id = visited.task_id and job.priority = first.priority and job.run_at > as_of
+                order by job.run_at, job.id limit 1
+              ) as next_due
+            from (
+              select job.priority from {schema}._private_jobs as job
+              where job.is_available and job.job_queue_id is null and job.flags is null
+                and job.task_id = visited.task_id and job.priority > visited.priority
+              order by job.priority, job.run_at, job.id limit 1
+            ) as first
+            where visited.jobs = 'plain'
             union all
-            (
-              select job.run_at from {schema}._private_jobs as job
-              where job.is_available and job.job_queue_id is null and job.flags is not null and job.task_id = task.id
-              order by job.priority, job.run_at, job.id limit 10
-            )
+            select first.priority,
+              exists (
+                select
+                from (
+                  select job.id, job.flags, row_number() over () as place
+                  from (
+                    select job.id, job.flags from {schema}._private_jobs as job
+                    where job.is_available and job.job_queue_id is null and job.flags is not null
+                      and job.task_id = visited.task_id and job.priority = first.priority and job.run_at <= as_of
+                    order by job.run_at, job.id limit 1000
+                  ) as job
+                ) as job
+                where job.place = 1000 or (
+                  (forbidden_flags is null or not job.flags ?| forbidden_flags)
+                  and (left_out is null or job.id <> all (left_out))
+                )
+              ),
+              (
+                select job.run_at from {schema}._private_jobs as job
+                where job.is_available and job.job_queue_id is null and job.flags is not null
+                  and job.task_id = visited.task_id and job.priority = first.priority and job.run_at > as_of
+                order by job.run_at, job.id limit 1
+              )
+            from (
+              select job.priority from {schema}._private_jobs as job
+              where job.is_available and job.job_queue_id is null and job.flags is not null
+                and job.task_id = visited.task_id and job.priority > visited.priority
+              order by job.priority, job.run_at, job.id limit 1
+            ) as first
+            where visited.jobs = 'with flags'
             union all
-            (
-              select job.run_at from {schema}._private_jobs as job
-              where job.is_available and job.job_queue_id is not null and job.task_id = task.id
-              order by job.priority, job.run_at, job.id limit 10
-            )
-          ) as job
-          where task.limit_place = place and job.run_at <= as_of
-        ) then
+            select first.priority,
+              exists (
+                select
+                from (
+                  select job.id, job.job_queue_id, job.flags, row_number() over () as place
+                  from (
+                    select job.id, job.job_queue_id, job.flags from {schema}._private_jobs as job
+                    where job.is_available and job.job_queue_id is not null
+                      and job.task_id = visited.task_id and job.priority = first.priority and job.run_at <= as_of
+                    order by job.run_at, job.id limit 1000
+                  ) as job
+                ) as job
+                where job.place = 1000 or (
+                  (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+                  and (left_out is null or job.id <> all (left_out))
+                  and exists (
+                    select from {schema}._private_job_queues as queue
+                    where queue.id = any (array[job.job_queue_id])
+                      and (queue.is_available or queue.id = any (released))
+                  )
+                )
+              ),
+              (
+                select job.run_at
+                from (
+                  select job.run_at, job.job_queue_id from {schema}._private_jobs as job
+                  where job.is_available and job.job_queue_id is not null
+                    and job.task_id = visited.task_id and job.priority = first.priority and job.run_at > as_of
+                  order by job.run_at, job.id limit 100
+                ) as job
+                join {schema}._private_job_queues as queue on queue.id = any (array[job.job_queue_id])
+                where queue.is_available or queue.id = any (released)
+                limit 1
+              )
+            from (
+              select job.priority from {schema}._private_jobs as job
+              where job.is_available and job.job_queue_id is not null
+                and job.task_id = visited.task_id and job.priority > visited.priority
+              order by job.priority, job.run_at, job.id limit 1
+            ) as first
+            where visited.jobs = 'with queue'
+          ) as next_level
+          where not visited.is_due
+        )
+        select coalesce(bool_or(visited.is_due), false), least(due, min(visited.next_due))
+          into is_wanted, due
+          from visited;
+        if not is_wanted or limit_starves[place] and limit_totals[place] >= limit_sizes[place] then
           limit_wishes[place] := 0;
         end if;
       end loop;
@@ -1641,12 +1735,14 @@ begin
         insert into {schema}._private_python_shares (limit_id, worker_id, held)
           values (limit_ids[place], worker, share)
           on conflict (limit_id, worker_id) do update set held = excluded.held;
-        if share < limit_shares[place] and limit_waits[place] then
+        -- Workers that wait do not renew wanted_at before they poll. So it may be too old, although they still wait.
+        if share < former_shares[place] and (limit_waits[place] or limit_totals[place] >= limit_sizes[place]) then
           perform pg_notify('jobs:insert', json_build_object('r', random())::text);
         end if;
       end if;
-      if limit_wishes[place] > 0 and used[place] = limit_rooms[place] and is_short is null then
-        -- Nothing was claimed, although a job is due.
+      if limit_wishes[place] > 0 and used[place] = 0 and is_short is null then
+        -- The limit leaves no room, although a job is due. If there was room and nothing was claimed, more room would not
+        -- help.
         update {schema}._private_python_limits as known
           set wanted_at = clock_timestamp(), wanted_by = case when share = 0 then worker else known.wanted_by end
           where known.id = any (array(
@@ -1658,7 +1754,7 @@ begin
               )
             for update skip locked
           ));
-      elsif used[place] > limit_rooms[place] and limit_waits[place] then
+      elsif used[place] > 0 and limit_waits[place] then
         update {schema}._private_python_limits as known
           set wanted_by = null
           where known.id = any (array(

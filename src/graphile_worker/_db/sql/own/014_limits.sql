@@ -99,6 +99,18 @@ declare
   result text;
 begin
   if expired then
+    if _private_python_resume.kind = 'queue' then
+      -- Before the pause is removed: if the queue is busy, both stay as they are until the next try.
+      select known.id, known.locked_by into queue
+        from {schema}._private_job_queues as known
+        where known.queue_name = _private_python_resume.name
+        for update skip locked;
+      if not found and exists (
+        select from {schema}._private_job_queues as known where known.queue_name = _private_python_resume.name
+      ) then
+        return null;
+      end if;
+    end if;
     select * into pause from {schema}._private_python_pauses as known
       where known.kind = _private_python_resume.kind and known.name = _private_python_resume.name
         and known.until <= clock_timestamp()
