@@ -758,11 +758,11 @@ begin
       ) as next
       cross join lateral (
         select job.id, job.job_queue_id from "graphile_worker"._private_jobs as job
-        where job.id = next.id and job.is_available and job.job_queue_id = queue.id
+        where job.id = next.id and case when job.is_available and job.job_queue_id = queue.id
           and job.task_id = any (task_ids) and job.run_at <= as_of
           and (next.place = 1 or not next.has_last_chance and job.attempts + 1 < job.max_attempts)
           and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
-          and (left_out is null or job.id <> all (left_out))
+          and (left_out is null or job.id <> all (left_out)) then true end
         for update skip locked
       ) as job
       where not exists (
@@ -1039,56 +1039,85 @@ begin
     if tasks_with_queue is not null then
       page_size := 2 * missing + 10;
       with page as materialized (
-        select job.id, job.job_queue_id, job.run_at, task.id as task_id
+        select job.*, task.id as task_id
         from unnest(tasks_with_queue) as task (id)
         cross join lateral (
-          select job.id, job.job_queue_id, job.run_at from "graphile_worker"._private_jobs as job
-          where job.is_available and job.job_queue_id is not null and job.task_id = task.id
-            and job.priority = level and job.run_at <= as_of
-            and (job.run_at, job.id) > (from_run_at, from_id)
-            and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
-            and (left_out is null or job.id <> all (left_out))
-            and job.id <> all (passed_over)
-          order by job.run_at, job.id limit page_size
+          select job.*, row_number() over (order by job.run_at, job.id) as place
+          from (
+            select job.id, job.job_queue_id, job.run_at from "graphile_worker"._private_jobs as job
+            where job.is_available and job.job_queue_id is not null and job.task_id = task.id
+              and job.priority = level and job.run_at <= as_of
+              and (job.run_at, job.id) > (from_run_at, from_id)
+              and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+              and (left_out is null or job.id <> all (left_out))
+              and job.id <> all (passed_over)
+            order by job.run_at, job.id limit page_size
+          ) as job
         ) as job
+      ), page_end as materialized (
+        -- Up to here the pages have the jobs of all tasks. Behind it, a page that has ended may lack the next job of a
+        -- queue.
+        select page.run_at, page.id from page where page.place = page_size order by page.run_at, page.id limit 1
       ), free as materialized (
-        select queue.id
-        from (select distinct page.job_queue_id as id from page) as given
+        select queue.id, given.run_at
+        from (select page.job_queue_id as id, min(page.run_at) as run_at from page group by page.job_queue_id) as given
         join "graphile_worker"._private_job_queues as queue on queue.id = any (array[given.id]) and queue.is_available
         where given.id <> all (kept) and given.id <> all (spent)
-      ), found as (
-        select page.id, page.job_queue_id, page.run_at
-        from page
-        where page.job_queue_id = any (array(select free.id from free)) and cardinality(tasks_with_queue) = 1
+      ), in_page as materialized (
+        select * from (
+          select page.id, page.job_queue_id, page.run_at,
+            row_number() over (partition by page.job_queue_id order by page.run_at, page.id) as place
+          from page
+          where not exists (select from page_end where (page.run_at, page.id) > (page_end.run_at, page_end.id))
+            -- Written so that it does not become a join: the queues are hashed.
+            and (page.job_queue_id in (select free.id from free)) is true
+        ) as page
+        where page.place <= run_length
+      ), visited as materialized (
+        -- The next job of a queue that the worker holds may be anywhere, so it is looked up. The same is done for all
+        -- queues if the pages of several tasks have too few jobs before the first of them ends.
+        select unnest(kept) as id
         union all
-        -- The next job of a queue that the worker holds may be anywhere, so it is looked up. The same is done with
-        -- several tasks, because the page of one task may end before the page of another task begins.
+        (
+          select free.id from free
+          where cardinality(tasks_with_queue) > 1 and (select count(*) from in_page) < missing
+          order by free.run_at limit missing
+        )
+      ), found as (
+        select in_page.id, in_page.job_queue_id, in_page.run_at
+        from in_page
+        where cardinality(tasks_with_queue) = 1 or (select count(*) from in_page) >= missing
+        union all
         select job.id, job.job_queue_id, job.run_at
-        from (
-          select unnest(kept) as id
-          union all
-          select free.id from free where cardinality(tasks_with_queue) > 1
-        ) as queue
-        cross join unnest(tasks_with_queue) as task (id)
+        from visited as queue
         cross join lateral (
-          select job.id, job.job_queue_id, job.run_at from "graphile_worker"._private_jobs as job
-          where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
-            and job.task_id = task.id and job.priority = level and job.run_at <= as_of
-            and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
-            and (left_out is null or job.id <> all (left_out))
-            and job.id <> all (passed_over)
-          order by job.run_at, job.id limit run_length
+          select job.*
+          from unnest(tasks_with_queue) as task (id)
+          cross join lateral (
+            select job.id, job.job_queue_id, job.run_at from "graphile_worker"._private_jobs as job
+            where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
+              and job.task_id = task.id and job.priority = level and job.run_at <= as_of
+              and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+              and (left_out is null or job.id <> all (left_out))
+              and job.id <> all (passed_over)
+            order by job.run_at, job.id
+            -- Many queues need fewer jobs each. Otherwise the jobs that are read would be the product of both.
+            limit (select least(run_length, 1 + 2 * missing / greatest(count(*), 1)) from visited)
+          ) as job
+          order by job.run_at, job.id
+          limit (select least(run_length, 1 + 2 * missing / greatest(count(*), 1)) from visited)
         ) as job
-      ), ranked as (
-        select found.*, row_number() over (partition by job_queue_id order by run_at, id) as place from found
+      ), best as (
+        -- The first jobs of each queue, because a queue's jobs are found in order.
+        select * from found order by found.run_at, found.id limit missing
       )
       select
-        coalesce(array_agg(ranked.id), '{}'),
-        coalesce(array_agg(ranked.job_queue_id), '{}'),
-        coalesce(array_agg(ranked.run_at), '{}'),
-        (select coalesce(max(size), 0) >= page_size from (select count(*) as size from page group by task_id) as pages)
+        coalesce(array_agg(best.id), '{}'),
+        coalesce(array_agg(best.job_queue_id), '{}'),
+        coalesce(array_agg(best.run_at), '{}'),
+        exists (select from page_end)
         into candidate_ids, candidate_queues, candidate_times, page_full
-        from ranked where ranked.place <= run_length;
+        from best;
 
       if page_full and cardinality(candidate_ids) < missing and after_queue is null then
         queue_cursor := null;
@@ -1116,7 +1145,7 @@ begin
               and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
               and (left_out is null or job.id <> all (left_out))
               and job.id <> all (passed_over)
-            order by job.run_at, job.id limit run_length
+            order by job.run_at, job.id limit least(run_length, 1 + missing / 50)
           ) as job
           -- A queue that has candidates already keeps them: others of its jobs would follow out of order.
           where visited.queue_id <> all (kept) and visited.queue_id <> all (spent)
@@ -1133,7 +1162,7 @@ begin
             queue_cursor, (select case when bool_or(queue_id is null) then 0 else max(queue_id) end from visited)
           )
           into candidate_ids, candidate_queues, candidate_times, queue_cursor
-          from ranked where ranked.place <= run_length;
+          from ranked where ranked.place <= least(run_length, 1 + missing / 50);
       end if;
     end if;
 
@@ -1157,32 +1186,38 @@ begin
           ) as queue
           cross join unnest(task_ids) as task (id)
           cross join lateral (
+            select job.priority, job.run_at, job.id from "graphile_worker"._private_jobs as job
+            where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
+              and job.task_id = task.id and job.id <> all (busy)
+              and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+              and (left_out is null or job.id <> all (left_out))
+            order by job.priority, job.run_at, job.id limit 1
+          ) as first
+          cross join lateral (
+            select
+            where first.run_at <= as_of
+              and (first.priority, first.run_at, first.id) < (level, queue.run_at, queue.job_id)
+            union all
             -- Only the first of each level, so that this does not scan past jobs that are due later.
-            with recursive other (priority, run_at, id) as (
-              (
-                select job.priority, job.run_at, job.id from "graphile_worker"._private_jobs as job
-                where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
-                  and job.task_id = task.id and job.id <> all (candidate_ids) and job.id <> all (busy)
-                  and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
-                  and (left_out is null or job.id <> all (left_out))
-                order by job.priority, job.run_at, job.id limit 1
+            select from (
+              with recursive other (priority, run_at, id) as (
+                select first.priority, first.run_at, first.id where first.run_at > as_of and first.priority < level
+                union all
+                select job.* from other
+                cross join lateral (
+                  select job.priority, job.run_at, job.id from "graphile_worker"._private_jobs as job
+                  where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
+                    and job.task_id = task.id and job.priority > other.priority and job.id <> all (busy)
+                    and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
+                    and (left_out is null or job.id <> all (left_out))
+                  order by job.priority, job.run_at, job.id limit 1
+                ) as job
+                where other.run_at > as_of and other.priority < level
               )
-              union all
-              select job.* from other
-              cross join lateral (
-                select job.priority, job.run_at, job.id from "graphile_worker"._private_jobs as job
-                where job.is_available and job.job_queue_id is not null and job.job_queue_id = queue.id
-                  and job.task_id = task.id and job.priority > other.priority
-                  and job.id <> all (candidate_ids) and job.id <> all (busy)
-                  and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
-                  and (left_out is null or job.id <> all (left_out))
-                order by job.priority, job.run_at, job.id limit 1
-              ) as job
-              where other.run_at > as_of and other.priority < level
-            )
-            select from other
-            where other.run_at <= as_of
-              and (other.priority, other.run_at, other.id) < (level, queue.run_at, queue.job_id)
+              select from other
+              where other.run_at <= as_of
+                and (other.priority, other.run_at, other.id) < (level, queue.run_at, queue.job_id)
+            ) as later
             limit 1
           ) as earlier
         ));
@@ -1277,10 +1312,10 @@ begin
         cross join lateral (
           select job.id, job.job_queue_id, job.attempts + 1 >= job.max_attempts as is_last
           from "graphile_worker"._private_jobs as job
-          where job.id = chosen.id and job.is_available and job.job_queue_id = chosen.queue_id
+          where job.id = chosen.id and case when job.is_available and job.job_queue_id = chosen.queue_id
             and job.task_id = any (task_ids) and job.priority = level and job.run_at <= as_of
             and (forbidden_flags is null or job.flags is null or not job.flags ?| forbidden_flags)
-            and (left_out is null or job.id <> all (left_out))
+            and (left_out is null or job.id <> all (left_out)) then true end
           for update skip locked
         ) as job
         where chosen.queue_id = any (array(select queue.id from queue))
@@ -1361,9 +1396,9 @@ begin
         from unnest(chosen_flagged) as chosen (id)
         cross join lateral (
           select job.id, job.attempts + 1 >= job.max_attempts as is_last from "graphile_worker"._private_jobs as job
-          where job.id = chosen.id and job.is_available and job.job_queue_id is null
+          where job.id = chosen.id and case when job.is_available and job.job_queue_id is null
             and job.task_id = any (task_ids) and job.priority = level and job.run_at <= as_of
-            and (job.flags is null or not job.flags ?| forbidden_flags)
+            and (job.flags is null or not job.flags ?| forbidden_flags) then true end
           for update skip locked
         ) as job;
     end if;
