@@ -412,7 +412,7 @@ async def test_changes_that_wait_for_a_lock_end_and_pages_stay_readable(
     jobs = [await add(db) for _ in range(4)]
     await lock(db, (await add(db))["id"], by="node-1")
     removals: list[dict[str, Any]] = [{"action": "remove", "ids": [str(job["id"])]} for job in jobs]
-    async with api(database) as found:
+    async with api(database, query_timeout=60) as found:
         async with db.transaction():
             # Reading is possible, writing is not.
             await db.execute("lock table graphile_worker._private_jobs in share mode")
