@@ -81,6 +81,7 @@ async def test_test_database_without_migrations_gets_the_schema(database: str) -
     assert "\nOK" in await manage(database, "test", "--noinput", "shop.tests.test_django_tasks", MIGRATE="no")
 
 
+@pytest.mark.slow
 async def test_project_and_djangos_own_task_tests_pass_on_django_6_with_pytest(database: str) -> None:
     if not (DJANGO_6 / ".done").exists():
         missing("Django 6 is not installed: run tools/fetch_peers.py, with Python 3.12 or newer")
@@ -131,6 +132,7 @@ async def test_supervisor_starts_processes_with_the_settings_of_the_project(data
         assert await running.end() == -signal.SIGTERM
 
 
+@pytest.mark.slow
 async def test_dev_restarts_the_worker_when_a_file_changes_and_waits_out_a_syntax_error(
     database: str, tmp_path: Path
 ) -> None:

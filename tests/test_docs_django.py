@@ -59,6 +59,7 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(line.removeprefix("$ ")) for line in text.splitlines()]
 
 
+@pytest.mark.slow
 async def test_reader_of_the_guide_gets_a_project_that_works(empty_database: str, tmp_path: Path) -> None:
     stacks.skip_old_server_for_django(empty_database)
     project = Project(tmp_path, empty_database)
