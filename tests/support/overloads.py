@@ -26,9 +26,9 @@ SYNTAX = frozenset({
     "executed", "exists", "extract", "filter", "flagged", "flush", "found", "from", "generated",
     "given", "greatest", "group", "if", "in", "include", "index", "input", "interval", "item", "job",
     "join", "key", "known", "lateral", "latest", "least", "level", "limit", "materialized", "not",
-    "nullif", "on", "or", "other", "over", "pair", "position", "queue", "quota", "range", "recursive", "return",
-    "row", "select", "spec", "stored", "table", "taken", "task", "then", "to", "union", "values",
-    "visited", "wanted", "when", "where", "with", "with_flags", "with_queue", "without_flags",
+    "nullif", "on", "or", "other", "over", "pair", "position", "queue", "quota", "range", "recursive",
+    "return", "row", "select", "spec", "stored", "table", "taken", "task", "then", "to", "union",
+    "values", "visited", "wanted", "when", "where", "with", "with_flags", "with_queue", "without_flags",
     "worker",
 })  # fmt: skip
 """Words before a parenthesis that do not call a function which can be replaced."""
