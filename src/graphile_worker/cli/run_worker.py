@@ -19,14 +19,20 @@ from graphile_worker._client.administration import CleanupTask
 from graphile_worker._tasks.loader import load_object, load_tasks
 from graphile_worker._worker.execution.job_log import without_frames_in
 from graphile_worker._worker.lifespan import LIBRARY_FILES
-from graphile_worker._worker.run_options import AppRunOnceOptions, AppRunOptions, AppSettings
+from graphile_worker._worker.run_options import AppRunOnceOptions, AppRunOptions
 from graphile_worker.app import App
 from graphile_worker.cli import logs
 from graphile_worker.cli.control import Control
 from graphile_worker.cli.exit_codes import BREAKING_MIGRATION, exit_by_signal
 from graphile_worker.cli.printing import cleanup_summary
 from graphile_worker.cli.service_manager import ServiceManager
-from graphile_worker.cli.settings import HOST, HOST_APP, SETTING_NAMES, unknown_variables
+from graphile_worker.cli.settings import (
+    CONNECTION_ARGUMENTS,
+    HOST,
+    HOST_APP,
+    SETTING_NAMES,
+    unknown_variables,
+)
 from graphile_worker.cli.unserved import warn_of_unserved
 from graphile_worker.client import WorkerUtils
 from graphile_worker.errors import ConfigurationError, MissingExtraError, SchemaTooNewError
@@ -45,8 +51,6 @@ if TYPE_CHECKING:
     from graphile_worker.cli.settings import Value
     from graphile_worker.middleware import Middleware
     from graphile_worker.runner import Runner
-
-_CONNECTION_ARGUMENTS = ("dsn", *AppSettings.__annotations__)
 
 
 def run_worker(
@@ -260,7 +264,7 @@ def _arguments(settings: Mapping[str, Value], names: Iterable[str]) -> dict[str,
 
 def connection_arguments(settings: Mapping[str, Value]) -> dict[str, Any]:
     """Return the arguments that say where the queue is and how to connect to it."""
-    return _arguments(settings, _CONNECTION_ARGUMENTS)
+    return _arguments(settings, CONNECTION_ARGUMENTS)
 
 
 def _configure(app: App, settings: Mapping[str, Value]) -> App:

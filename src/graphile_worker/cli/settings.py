@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 FILE = "graphile-worker.toml"
 PYPROJECT = "pyproject.toml"
 PREFIX = "GRAPHILE_WORKER_"
-_CONNECTION_ARGUMENTS = ("dsn", *AppSettings.__annotations__)
+CONNECTION_ARGUMENTS = ("dsn", *AppSettings.__annotations__)
 _JOB_VARIABLES = ("DEBUG", "CONTROL", "WEB_", "PAYLOAD_FORMAT", "TASK_IDENTIFIER", "JOB_")
 """How other variables continue after the prefix: variables of the library, and those that a program receives
 when it runs as a task."""
@@ -395,7 +395,7 @@ def _settings_of(app: App) -> dict[str, Value]:
     found = {
         setting.name: Value(app.settings[setting.argument], HOST_APP)
         for setting in SETTINGS
-        if setting.argument in _CONNECTION_ARGUMENTS and app._sets(setting.argument)
+        if setting.argument in CONNECTION_ARGUMENTS and app._sets(setting.argument)
     }
     return {**found, "app": Value(HOST_APP, HOST_APP)}
 
